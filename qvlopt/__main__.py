@@ -1,0 +1,5 @@
+"""`python -m qvlopt`, the same as `qvlopt`."""
+
+from qvlopt.cli.app import main
+
+main()

@@ -1,0 +1,1 @@
+"""Folders, manifests, digests and tensors on disk: what every command writes and reads."""

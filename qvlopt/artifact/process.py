@@ -1,0 +1,121 @@
+"""What this process may use: threads and memory inside the limits of a container, and what it has used."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from qvlopt.errors import UsageError
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_UNLIMITED_BYTES = 1 << 60
+"""Control groups of version 1 write "no limit" as a number near 2**63."""
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident memory of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def thread_count(requested: int | None, *, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
+    """The smallest of the processors that this process may run on, the whole processors of its quota, and `requested`; at least 1.
+
+    Raises UsageError when fewer than one is requested.
+    """
+    if requested is not None and requested < 1:
+        raise UsageError(f"hardware.threads is {requested}, expected at least 1", hint="Leave it out to use all that is allowed.")
+    limits = [_allowed_processors(), *map(int, _quotas(cgroups, proc))]
+    if requested is not None:
+        limits.append(requested)
+    return max(1, min(limits))
+
+
+def memory_limit_bytes(*, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
+    """The smaller of the machine's memory and the limits of this process's control groups."""
+    machine = _meminfo(proc).get("MemTotal", _UNLIMITED_BYTES)
+    return min([machine, *(limit for limit, _ in _memory_limits(cgroups, proc))])
+
+
+def available_memory_bytes(*, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
+    """Memory that can still be used: the smallest of what the machine has left and each limit minus its use.
+
+    File cache that the kernel gives back counts as free.
+    """
+    machine = _meminfo(proc).get("MemAvailable", _UNLIMITED_BYTES)
+    return max(0, min([machine, *(limit - used for limit, used in _memory_limits(cgroups, proc))]))
+
+
+def _allowed_processors() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _quotas(cgroups: Path, proc: Path) -> Iterator[float]:
+    """Processors' worth of time that each control group above this process allows."""
+    for group in _groups(cgroups, proc, controller=""):
+        quota, period = (*_read(group / "cpu.max").split(), "", "")[:2]
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+    for group in _groups(cgroups, proc, controller="cpu"):
+        quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
+        if quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+
+
+def _memory_limits(cgroups: Path, proc: Path) -> Iterator[tuple[int, int]]:
+    """(limit, used) in bytes of each control group above this process that has a limit."""
+    for controller, limit_file, used_file in (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for group in _groups(cgroups, proc, controller=controller):
+            limit, used = _read(group / limit_file), _read(group / used_file)
+            if limit.isdigit() and int(limit) < _UNLIMITED_BYTES:
+                yield int(limit), max(0, int(used or 0) - _reclaimable(group))
+
+
+def _reclaimable(group: Path) -> int:
+    """File cache that was not used lately; both versions write it to memory.stat (version 1 with `total_` for the subtree)."""
+    fields = dict(line.split() for line in _read(group / "memory.stat").splitlines() if len(line.split()) == 2)
+    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+
+
+def _groups(cgroups: Path, proc: Path, *, controller: str) -> Iterator[Path]:
+    """This process's control group and those above it, for version 2 (controller "") or a controller of version 1.
+
+    A container sees its own group as the root, so the path of /proc/self/cgroup may not exist below the mount.
+    """
+    for line in _read(proc / "self" / "cgroup").splitlines():
+        _, names, path = (*line.split(":", 2), "", "")[:3]
+        if controller not in names.split(","):
+            continue
+        mounts = [cgroups] if not controller else [mount for mount in (cgroups / names, cgroups / controller) if mount.is_dir()][:1]
+        for mount in mounts:
+            group = Path(os.path.normpath(f"{mount}/{path}"))
+            if not group.is_relative_to(mount):
+                group = mount
+            while group != mount:
+                yield group
+                group = group.parent
+            yield mount
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    """Sizes in bytes by their names in /proc/meminfo; empty where there is no such file."""
+    sizes = {}
+    for line in _read(proc / "meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if rest.endswith("kB"):
+            sizes[name] = int(rest.split()[0]) * 1024
+    return sizes
+
+
+def _read(path: Path) -> str:
+    """The content without surrounding blanks, or "" when the file cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

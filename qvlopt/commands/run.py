@@ -1,0 +1,105 @@
+"""run: the sections that a recipe has, in pipeline order; what is already done, by digest, is skipped."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from qvlopt.commands.calibrate import calibrate
+from qvlopt.commands.evaluate import evaluate
+from qvlopt.commands.output import as_root
+from qvlopt.commands.plan import Plan
+from qvlopt.commands.quantize_awq import quantize_awq
+from qvlopt.errors import UsageError
+from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.report.progress import Progress
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+log = logging.getLogger(__name__)
+
+PRECEDENCE = (5, 4, 1, 3, 0)
+"""Of several exit statuses the first of these counts (docs/contract.md, section 2)."""
+
+
+class _Result(Protocol):
+    @property
+    def exit_code(self) -> int: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    def render(self, console: Console) -> None: ...
+
+
+COMMANDS: dict[str, Callable[..., _Result]] = {"calibrate": calibrate, "quantize_awq": quantize_awq, "evaluate": evaluate}
+"""Sections that this version works through; the others of the contract are named and left out."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One section of the recipe: `status` is done, existed, skipped (not in this version) or failed (a gate's verdict)."""
+
+    command: str
+    status: str
+    output: str | None
+    seconds: float
+    result: _Result | None
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The steps in order; `verdict` is the evaluation's, or None where the recipe has none."""
+
+    output: Path
+    steps: tuple[Step, ...]
+    verdict: str | None
+
+    @property
+    def exit_code(self) -> int:
+        codes = {step.result.exit_code for step in self.steps if step.result}
+        return next(code for code in PRECEDENCE if code in codes or code == 0)
+
+    def to_json(self) -> dict[str, Any]:
+        steps = [{"command": s.command.replace("_", "-"), "status": s.status, "output": s.output, "seconds": s.seconds} for s in self.steps]
+        return {"output": str(self.output), "steps": steps, "verdict": self.verdict}
+
+    def render(self, console: Console) -> None:
+        for step in self.steps:
+            if step.result is not None:
+                step.result.render(console)
+        for step in self.steps:
+            console.print(f"{step.command.replace('_', '-')}: {step.status} in {step.seconds:.0f} s", highlight=False)
+
+
+def run(
+    loaded: LoadedRecipe, *, overwrite: bool = False, resume: bool = False, dry_run: bool = False, progress: Progress | None = None
+) -> RunResult | Plan:
+    """Works through the sections. Raises UsageError when the recipe has none that this version can do."""
+    loaded = as_root(loaded)
+    wanted = [section for section in loaded.sections if section in COMMANDS]
+    later = [section for section in loaded.sections if section not in COMMANDS]
+    for section in later:
+        log.warning("section %s is not in this version and is left out", section)
+    if not wanted:
+        raise UsageError(f"{loaded.source}: has no section that this version can run", f"add one of {', '.join(COMMANDS)}")
+    how = {"overwrite": overwrite, "resume": resume, "progress": progress}
+    if dry_run:
+        plans = [COMMANDS[section](loaded, dry_run=True, **how) for section in wanted]
+        return Plan(loaded, tuple(row for plan in plans if isinstance(plan, Plan) for row in plan.rows))
+    steps = [_step(section, loaded, how) for section in wanted]
+    steps += [Step(section, "skipped", None, 0.0, None) for section in later]
+    verdict = next((s.result.to_json().get("verdict") for s in steps if s.command == "evaluate" and s.result), None)
+    return RunResult(Path(loaded.recipe.output), tuple(steps), verdict)
+
+
+def _step(section: str, loaded: LoadedRecipe, how: dict[str, Any]) -> Step:
+    began = time.monotonic()
+    result = COMMANDS[section](loaded, **how)
+    existed = bool(getattr(result, "existed", False))
+    status = "failed" if result.exit_code else "existed" if existed else "done"
+    return Step(section, status, result.to_json().get("output"), time.monotonic() - began, result)

@@ -1,0 +1,141 @@
+"""A checkpoint's config.json, checked and brought to one spelling; nothing that changes the numbers is ever defaulted.
+
+transformers 4.57 writes `rope_theta` and `rope_scaling` into text_config, 5.x one `rope_parameters`; both mean the same
+here. A config without a theta is refused: the class's default is not any released checkpoint's value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from qvlopt.errors import RunError
+from qvlopt.model.vision import VisionConfig
+
+MODEL_TYPE = "qwen3_vl"
+ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+"""Types whose frequencies do not depend on the length seen so far, so that an answer does not depend on its batch."""
+TEXT_NEEDED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "rms_norm_eps",
+)  # fmt: skip
+TEXT_DEFAULTS = {"hidden_act": "silu", "attention_bias": False}
+"""The only keys of text_config that may be absent, with the values of configuration_qwen3_vl.py."""
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class ModelConfig(NamedTuple):
+    """What a Qwen3-VL is built from. `text` holds the arguments of transformers' Qwen3VLTextConfig, rope in its 5.x form."""
+
+    vision: VisionConfig
+    text: dict[str, Any]
+    image_token_id: int
+    dtype: torch.dtype | None
+    tied: bool | None
+    """As the config says; None when it does not: then the tensors decide."""
+    quant_method: str | None
+    raw: dict[str, Any]
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Reads and checks `folder`/config.json. Raises RunError naming the file and the key."""
+    path = folder / "config.json"
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise RunError(f"{folder}: config.json is missing", hint="name the folder of a Qwen3-VL checkpoint") from error
+    except ValueError as error:
+        raise RunError(f"{path}: not valid JSON ({error})") from error
+    kind = raw.get("model_type") if isinstance(raw, dict) else None
+    if kind != MODEL_TYPE:
+        raise RunError(f"{path}: model_type is {kind!r}, expected {MODEL_TYPE!r}", hint="other model families are not supported")
+    for section in ("vision_config", "text_config"):
+        if not isinstance(raw.get(section), dict):
+            raise RunError(f"{path}: {section} is missing")
+    if not isinstance(raw.get("image_token_id"), int):
+        raise RunError(f"{path}: image_token_id is missing")
+    return ModelConfig(
+        vision=_vision_config(raw["vision_config"], path),
+        text=_text_settings(raw["text_config"], path),
+        image_token_id=raw["image_token_id"],
+        dtype=_dtype(raw, path),
+        tied=_tied_flag(raw),
+        quant_method=_quant_method(raw),
+        raw=raw,
+    )
+
+
+def rope_parameters(text: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The rotary settings of a text_config in transformers' 5.x spelling, whichever spelling it uses; `where` is for errors.
+
+    Raises RunError when the theta is missing, when two places disagree, and for a rope type that this version cannot run.
+    """
+    new, old = text.get("rope_parameters") or {}, text.get("rope_scaling") or {}
+    rope: dict[str, Any] = {}
+    for source in (new, old, {"rope_theta": text["rope_theta"]} if text.get("rope_theta") is not None else {}):
+        for key, value in source.items():
+            name = "rope_type" if key == "type" else key
+            value = "default" if name == "rope_type" and value == "mrope" else value  # Qwen2-VL's older word
+            if rope.setdefault(name, value) != value:
+                raise RunError(f"{where}: {name} is given twice, {rope[name]!r} and {value!r}", hint="keep one spelling of the rotary settings")
+    rope.setdefault("rope_type", "default")
+    theta, sections = rope.get("rope_theta"), rope.get("mrope_section")
+    if not isinstance(theta, (int, float)) or theta <= 0:
+        raise RunError(
+            f"{where}: no rope_theta, neither in rope_parameters nor beside rope_scaling",
+            hint="take it from the original checkpoint's config.json (5000000 in Qwen's releases)",
+        )
+    if rope["rope_type"] not in ROPE_TYPES:
+        raise RunError(f"{where}: rope_type is {rope['rope_type']!r}, supported are {', '.join(ROPE_TYPES)}")
+    if not isinstance(sections, list) or len(sections) != 3 or 2 * sum(sections) != text.get("head_dim"):
+        raise RunError(f"{where}: mrope_section is {sections!r}, expected three numbers with the sum head_dim / 2 = {text.get('head_dim', 0) / 2:g}")
+    if rope.get("mrope_interleaved", True) is not True:
+        raise RunError(f"{where}: mrope_interleaved is {rope['mrope_interleaved']!r}, Qwen3-VL interleaves")
+    rope["rope_theta"] = float(theta)
+    return rope
+
+
+def _text_settings(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    missing = [key for key in TEXT_NEEDED if text.get(key) is None]
+    if missing:
+        raise RunError(f"{path}: text_config lacks {', '.join(missing)}")
+    settings = {key: text[key] for key in TEXT_NEEDED} | {key: text.get(key, default) for key, default in TEXT_DEFAULTS.items()}
+    return {**settings, "rope_parameters": rope_parameters(text, f"{path}: text_config")}
+
+
+def _vision_config(vision: Mapping[str, Any], path: Path) -> VisionConfig:
+    try:
+        return VisionConfig.from_dict(vision)
+    except KeyError as error:
+        raise RunError(f"{path}: vision_config lacks {error.args[0]}") from error
+
+
+def _dtype(raw: Mapping[str, Any], path: Path) -> torch.dtype | None:
+    """The dtype that the checkpoint says it is in (`dtype`, in older files `torch_dtype`; the top level first)."""
+    for section in (raw, raw["text_config"]):
+        name = section.get("dtype") or section.get("torch_dtype")
+        if name is not None and name != "auto":
+            if name not in DTYPES:
+                raise RunError(f"{path}: dtype is {name!r}, supported are {', '.join(DTYPES)}")
+            return DTYPES[name]
+    return None
+
+
+def _tied_flag(raw: Mapping[str, Any]) -> bool | None:
+    for section in (raw, raw["text_config"]):
+        if isinstance(section.get("tie_word_embeddings"), bool):
+            return bool(section["tie_word_embeddings"])
+    return None
+
+
+def _quant_method(raw: Mapping[str, Any]) -> str | None:
+    """Top level as everywhere; some tools of compressed-tensors wrote it into text_config."""
+    for section in (raw, raw["text_config"]):
+        stored = section.get("quantization_config") or section.get("compression_config")
+        if isinstance(stored, dict):
+            return str(stored.get("quant_method", "compressed-tensors"))
+    return None

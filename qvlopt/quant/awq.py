@@ -1,0 +1,206 @@
+"""AWQ's two searches, on the output error instead of on samples: which input channels to scale up, which ranges to cut.
+
+Scaling (Lin et al. 2023, arXiv:2306.00978, section 3.2): weights of channel k are multiplied by s_k before rounding and its
+inputs divided by it, exactly, in the norm before the layer. Channels with large inputs get a finer grid at the cost of the
+others in their group. Clipping (same, section 3, and AutoAWQ's search): a shorter range rounds the many small weights
+better and cuts the few large ones.
+
+Both searches judge by tr(dW H dW^T) (objective.py), start from plain rounding and return it unless they found better.
+Nothing is modified and nothing is random. Letters in shapes: N outputs, K inputs, G groups, R rows of a chunk, C candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from qvlopt.quant.objective import error
+from qvlopt.quant.rounding import QuantSpec, error_on_grid, group_range, grouped, range_qparams, require_finite
+
+_CHUNK = 2**20
+"""Elements of a weight that a step of a search works on; its temporaries are a few times this in float32."""
+
+_RANKING_ROWS = 512
+"""Rows that rank the candidate scales: the loss is a sum over rows, so evenly spread ones stand for the rest."""
+
+_FINALISTS = 4
+"""Candidates that are measured on all rows."""
+
+_SCALE_RATIO = 2.0**20
+"""Largest ratio between two channels' scales: keeps a folded norm within float16 and dead channels from stretching the rest."""
+
+_MIN_GAIN = 1e-5
+"""A row is clipped only for a gain above the rounding error of a float32 quadratic form."""
+
+
+class ScaleSearch(NamedTuple):
+    """scale: float32 [K], all ones when nothing beat plain rounding. Losses are squared output errors summed over the weights."""
+
+    scale: torch.Tensor
+    loss: float
+    rounding_loss: float
+
+
+def search_scale(
+    weights: Sequence[torch.Tensor], h: torch.Tensor, mean_abs: torch.Tensor, spec: QuantSpec, *, grid: int = 20, tie: int = 1
+) -> ScaleSearch:
+    """The best channel scale for layers that share an input: `weights` [N_i, K], their input's `h` [K, K] and mean |x| [K].
+
+    Candidates are x**r and AutoAWQ's x**r / w**(1-r) for `grid` steps of r, w the mean of |weight| over its group's largest.
+    tie: m repeats the same scale over m blocks of K / m inputs, for a norm of width K / m whose outputs are merged m at a
+    time. A channel without inputs or without weights keeps scale 1.
+    Raises ValueError on statistics that are not finite or of another width, and as `qparams` does.
+    """
+    width = _check_inputs(weights, h, mean_abs)
+    if width % tie:
+        raise ValueError(f"a scale tied over {tie} blocks does not fit the input width {width}")
+    candidates = [torch.ones(width, device=h.device), *_candidates(weights, mean_abs, spec, grid, tie)]
+    stride = max(1, sum(w.shape[0] for w in weights) // _RANKING_ROWS)
+    sample = [w[::stride] for w in weights]
+    ranking = [_loss_of_scale(sample, s, h, spec) for s in candidates]
+    finalists = sorted(range(1, len(candidates)), key=ranking.__getitem__)[:_FINALISTS]
+    rounding_loss = _loss_of_scale(weights, candidates[0], h, spec)
+    best, loss = candidates[0], rounding_loss
+    for index in finalists:
+        candidate_loss = _loss_of_scale(weights, candidates[index], h, spec)
+        if candidate_loss < loss:
+            best, loss = candidates[index], candidate_loss
+    return ScaleSearch(best, loss, rounding_loss)
+
+
+def search_clip(
+    w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, *, steps: int = 10, max_shrink: float = 0.5, sweeps: int = 2
+) -> torch.Tensor:
+    """The best shrink of both ends of every group's range for `w` [N, K] under `h` [K, K], as `qparams` takes it.
+
+    Returns float32 [N, G, 2] in [1 - max_shrink, 1]; the two ends are equal when `spec` is symmetric. Coordinate descent:
+    group after group takes the shrink with the least loss given the errors of all other groups, so terms between groups
+    count. A row that gains nothing keeps 1 throughout: no row gets worse.
+    A weight that was scaled needs `h` of the scaled inputs (`rescaled`). Raises ValueError as `qparams` does.
+    """
+    _check_inputs([w], h, h.diagonal())
+    if steps < 1 or sweeps < 1 or not 0 < max_shrink < 1:
+        raise ValueError(f"clip search: got steps {steps}, sweeps {sweeps}, max_shrink {max_shrink}, expected 1, 1 and between 0 and 1")
+    h = h.float()
+    shrinks = 1 - max_shrink * torch.arange(steps + 1, device=w.device) / steps
+    return torch.cat([_clip_rows(part, h, spec, shrinks, sweeps) for part in _row_chunks(w)])
+
+
+def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, shrinks: torch.Tensor, sweeps: int) -> torch.Tensor:
+    groups = grouped(w, spec)
+    dw = _rounded_change(w, spec)
+    pull = dw @ h
+    before = (pull * dw).sum(1, dtype=torch.float64)
+    clip = torch.ones(*groups.shape[:2], 2, device=w.device)
+    for index in list(range(groups.shape[1])) * sweeps:
+        part = slice(index * spec.group_size, (index + 1) * spec.group_size)
+        change = -dw[:, part]
+        # The loss as a function of this group's error e alone: e H_gg e + 2 e . (what the other groups pull).
+        others = pull[:, part] + change @ h[part, part]
+        for ends in _moves(spec):
+            candidates = _shrunk(clip[:, index], shrinks, ends)
+            dw[:, part], clip[:, index] = _best_candidate(groups[:, index], others, h[part, part], spec, candidates)
+        pull += (change + dw[:, part]) @ h[part]
+    after = (pull * dw).sum(1, dtype=torch.float64)
+    kept = after < before * (1 - _MIN_GAIN)
+    return torch.where(kept.view(-1, 1, 1), clip, 1.0)
+
+
+def _moves(spec: QuantSpec) -> tuple[list[int], ...]:
+    """The ends that move together, in turn: both, then low and high alone, which a symmetric range cannot."""
+    return ([0, 1],) if spec.symmetric else ([0, 1], [0], [1])
+
+
+def _shrunk(clip: torch.Tensor, shrinks: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    """Candidates [C + 1, R, 2]: `clip` [R, 2] as it is, then with `ends` set to every one of `shrinks` [C]."""
+    candidates = clip.repeat(len(shrinks) + 1, 1, 1)
+    candidates[1:, :, ends] = shrinks.view(-1, 1, 1)
+    return candidates
+
+
+def _best_candidate(
+    group: torch.Tensor, others: torch.Tensor, h: torch.Tensor, spec: QuantSpec, candidates: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Error [R, g] and clip [R, 2] of the best of `candidates` for one group [R, g]; the first wins a tie."""
+    low, high = group_range(group)
+    qp = range_qparams(low * candidates[..., 0], high * candidates[..., 1], spec)
+    errors = error_on_grid(group, qp, spec)  # [C, R, g]
+    losses = ((errors @ h).add_(others, alpha=2) * errors).sum(-1)
+    best = losses.argmin(0)
+    rows = torch.arange(group.shape[0], device=group.device)
+    best = torch.where(losses[best, rows] < losses[0], best, 0)
+    return errors[best, rows], candidates[best, rows]
+
+
+def _candidates(
+    weights: Sequence[torch.Tensor], mean_abs: torch.Tensor, spec: QuantSpec, grid: int, tie: int
+) -> Iterator[torch.Tensor]:
+    x = _tied(mean_abs.float(), tie)
+    w = _tied(_relative_magnitude(weights, spec), tie)
+    live = (x > 0) & (w > 0)
+    if not live.any():
+        return
+    x = x / x.max()
+    for step in range(1, grid + 1):
+        yield _normalised(x ** (step / grid), live)
+    for step in range(grid):
+        ratio = step / grid
+        yield _normalised(x**ratio / (w ** (1 - ratio) + 1e-4), live)
+
+
+def _tied(values: torch.Tensor, tie: int) -> torch.Tensor:
+    return values.view(tie, -1).mean(0).repeat(tie)
+
+
+def _relative_magnitude(weights: Sequence[torch.Tensor], spec: QuantSpec) -> torch.Tensor:
+    """Mean over all rows of |w| as a share of its group's largest: float32 [K] in [0, 1]."""
+    total = torch.zeros(weights[0].shape[1], dtype=torch.float64, device=weights[0].device)
+    for w in weights:
+        for part in _row_chunks(w):
+            magnitude = grouped(part, spec).abs()
+            largest = magnitude.amax(2, keepdim=True)
+            share = magnitude / torch.where(largest > 0, largest, 1.0)
+            total += share.sum(0, dtype=torch.float64).view(-1)
+    return (total / sum(w.shape[0] for w in weights)).float()
+
+
+def _normalised(scale: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """`scale` divided by the geometric mean of its ends, as AutoAWQ does; dead channels get 1, the middle."""
+    largest = scale[live].max()
+    scale = scale.clamp(min=float(largest) / _SCALE_RATIO)
+    scale = scale / (largest * scale[live].min()).sqrt()
+    return torch.where(live, scale, 1.0)
+
+
+def _row_chunks(w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(w, max(1, _CHUNK // w.shape[1]))
+
+
+def _loss_of_scale(weights: Sequence[torch.Tensor], scale: torch.Tensor, h: torch.Tensor, spec: QuantSpec) -> float:
+    loss = 0.0
+    for w in weights:
+        for part in _row_chunks(w):
+            loss += error(_rounded_change(part * scale, spec).div_(scale), h)
+    return loss
+
+
+def _rounded_change(w: torch.Tensor, spec: QuantSpec) -> torch.Tensor:
+    """`rounding_error` for weights that are known to be finite: this runs for every candidate."""
+    groups = grouped(w, spec)
+    return error_on_grid(groups, range_qparams(*group_range(groups), spec), spec).view(w.shape)
+
+
+def _check_inputs(weights: Sequence[torch.Tensor], h: torch.Tensor, mean_abs: torch.Tensor) -> int:
+    if not weights:
+        raise ValueError("got no weight, expected one or more that share an input")
+    for w in weights:
+        require_finite(w)
+    width = weights[0].shape[-1]
+    shapes = [tuple(w.shape) for w in weights]
+    if any(w.shape[-1] != width for w in weights) or h.shape != (width, width) or mean_abs.shape != (width,):
+        raise ValueError(f"weights {shapes}, gram {tuple(h.shape)} and mean {tuple(mean_abs.shape)} are not of one input width")
+    if not (torch.isfinite(h.diagonal()).all() and torch.isfinite(mean_abs).all()):
+        raise ValueError("statistics: hold NaN or infinity, expected finite numbers only")
+    return int(width)

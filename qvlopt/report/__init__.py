@@ -1,0 +1,1 @@
+"""What people and programs see: tables, JSON and files, progress. Takes plain values, knows no engine and no metric."""

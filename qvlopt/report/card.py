@@ -1,0 +1,105 @@
+"""The model card of an artifact: what was done, what it cost, how to run it and where it must not be run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+SCORES_BEGIN, SCORES_END = "<!-- scores -->", "<!-- end of scores -->"
+"""What stands between these lines is replaced by each evaluation."""
+WORST = 10
+
+_SERVE = {
+    "awq": "vllm serve {folder}",
+    "compressed-tensors": "vllm serve {folder}",
+    "bf16": "vllm serve {folder}",
+}
+_ENGINES = {
+    "awq": (
+        "vLLM loads this folder as it is. transformers needs `gptqmodel` and `accelerate`; on a CPU load it with "
+        '`AwqConfig(backend="torch_awq")`.\n\n'
+        "**Not SGLang**: it skips tensors it does not know without a word, and the vision tower would be noise. "
+        "llama.cpp and SGLang users need `format: bf16`."
+    ),
+    "compressed-tensors": (
+        "vLLM loads this folder as it is. transformers needs `compressed-tensors` and, with zero points, "
+        "`CompressedTensorsConfig(dequantize=True)`.\n\n"
+        "**Not SGLang**: it skips tensors it does not know without a word, and the vision tower would be noise. "
+        "llama.cpp and SGLang users need `format: bf16`."
+    ),
+    "bf16": "An ordinary 16-bit checkpoint with the quantised values: for SGLang, llama.cpp's converter, and comparisons. It is no smaller.",
+}
+
+
+class Score(NamedTuple):
+    """One gated metric of an evaluation; scores in [0, 1], `low` and `high` bound the change."""
+
+    task: str
+    metric: str
+    n: int
+    base: float
+    candidate: float
+    low: float
+    high: float
+    verdict: str
+
+
+def awq_card(manifest: Mapping[str, Any]) -> str:
+    """README.md of a quantize-awq artifact from its manifest's plain values."""
+    section = manifest["recipe"]["quantize_awq"]
+    layers: Sequence[Mapping[str, Any]] = manifest["layers"]
+    source = manifest["source"]
+    form = section["format"]
+    parts = [
+        _front_matter(source["path"], form),
+        f"# {manifest['recipe']['name']}: vision tower in INT{section['bits']}\n",
+        f"{len(layers)} linear layers of the vision tower of `{source['path']}` are rounded to {section['bits']} bits in groups of "
+        f"{section['group_size']} ({'with zero points' if section['zero_point'] else 'symmetric'}). The language model and lm_head are "
+        f"{'byte for byte those of the source' if section['dtype'] == 'source' else 'cast to ' + section['dtype']}; "
+        "`qvlopt.json` lists every module with its digest before and after.\n",
+        _sizes(manifest["modules"]),
+        f"## Scores\n\n{SCORES_BEGIN}\nNot evaluated yet: run `qvlopt evaluate` on this folder.\n{SCORES_END}\n",
+        _losses(layers, manifest["coverage"]),
+        f"## Running it\n\n    {_SERVE[form].format(folder='<this folder>')}\n\n{_ENGINES[form]}\n",
+        f"## Made by\n\nqvlopt {manifest['version']}, recipe `{manifest['recipe']['name']}` (in full in `qvlopt.json`):\n\n"
+        f"    qvlopt quantize-awq --recipe {manifest['recipe']['name']}\n\n"
+        f"Source digest `{source['digest']}`{', revision `' + source['revision'] + '`' if source['revision'] else ''}.\n",
+    ]
+    return "\n".join(parts)
+
+
+def with_scores(card: str, scores: Sequence[Score]) -> str:
+    """The card with its scores replaced; unchanged where it has no place for them."""
+    before, begin, rest = card.partition(SCORES_BEGIN)
+    _, end, after = rest.partition(SCORES_END)
+    if not begin or not end:
+        return card
+    rows = [f"| {s.task} | {s.metric} | {s.n} | {s.base:.2%} | {s.candidate:.2%} | {s.low:+.2%} to {s.high:+.2%} | {s.verdict} |" for s in scores]
+    table = ["| task | metric | n | source | this | change, interval | verdict |", "|---|---|---|---|---|---|---|", *rows]
+    return before + begin + "\n" + "\n".join(table) + "\n" + end + after
+
+
+def _front_matter(base: str, form: str) -> str:
+    lines = ["---", "library_name: transformers", "pipeline_tag: image-text-to-text", f"base_model: {base}", "base_model_relation: quantized"]
+    return "\n".join([*lines, f"tags: [qwen3_vl, vision-tower-int4, {form}]", "---", ""])
+
+
+def _sizes(modules: Sequence[Mapping[str, Any]]) -> str:
+    vision = [module for module in modules if module["name"].startswith("model.visual.")]
+    rows = [
+        f"| {name} | {sum(m['bytes_before'] for m in part):,} | {sum(m['bytes_after'] for m in part):,} |"
+        for name, part in (("vision tower", vision), ("whole", modules))
+    ]
+    return "\n".join(["| bytes of tensors | source | this |", "|---|---|---|", *rows, ""])
+
+
+def _losses(layers: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) -> str:
+    worst = sorted(layers, key=lambda layer: -float(layer["loss"]))[:WORST]
+    rows = [f"| `{layer['name']}` | {layer['rounding_loss']:.5f} | {layer['loss']:.5f} | {layer['method']} |" for layer in worst]
+    rounding, chosen = (sum(float(layer[key]) for layer in layers) for key in ("rounding_loss", "loss"))
+    lead = (
+        f"## Loss per layer\n\nSquared output error as a share of the layer's squared output, over {coverage['images']} pictures "
+        f"({coverage['tokens']:,} patches) of the calibration set. Sum over layers: {rounding:.4f} by plain rounding, {chosen:.4f} as chosen. "
+        f"The {len(worst)} worst:\n"
+    )
+    return "\n".join([lead, "| layer | rounding | chosen | by |", "|---|---|---|---|", *rows, ""])

@@ -1,0 +1,44 @@
+"""Text for terminals, logs and JSON that cannot act: foreign text is shown, never obeyed."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0 and C1 controls (escape sequences start with one), line separators, signs that turn the reading direction, halves of
+surrogate pairs."""
+COMMAND = re.compile(r"^(\s*)(?=::)|(?<=#)(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
+"""Where the log of a CI job would take text for a command: `::` at the start of a line, `##[`, `##vso[` and
+`##teamcity[` anywhere."""
+
+
+def safe(text: str, *, keep_lines: bool = False) -> str:
+    """`text` as one line (or as its lines) in which control characters are spelled out and no CI command is recognised."""
+    lines = text.split("\n") if keep_lines else [text]
+    return "\n".join(COMMAND.sub(r"\1\\", CONTROL.sub(_spelled, line)) for line in lines)
+
+
+def json_text(value: Any) -> str:
+    """One JSON document, readable and in UTF-8's whole range; NaN and infinities become null, which JSON has."""
+    return json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False)
+
+
+def finite(value: Any) -> Any:
+    """A copy that strict JSON in UTF-8 can hold: NaN and infinities become null, halves of surrogate pairs are spelled out."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, Mapping):
+        return {finite(str(key)): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def _spelled(match: re.Match[str]) -> str:
+    return match.group().encode("unicode_escape").decode("ascii")

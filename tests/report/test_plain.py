@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qvlopt.report.plain import json_text, safe
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text, ümlaut, 漢字, عربي", "plain text, ümlaut, 漢字, عربي"),
+        ("\x1b[31mred\x07", "\\x1b[31mred\\x07"),
+        ("a\nb\rc\td", "a\\nb\\rc\\td"),
+        ("\x9b31m\x85\u2028", "\\x9b31m\\x85\\u2028"),
+        ("abc\u202edcba", "abc\\u202edcba"),
+        ("\ud800", "\\ud800"),
+        ("::error file=a::made up", "\\::error file=a::made up"),
+        ("  ::set-output name=x::y", "  \\::set-output name=x::y"),
+        ("a::b", "a::b"),
+        ("x ##[error]y", "x #\\#[error]y"),
+        ("##vso[task.setvariable]a", "#\\#vso[task.setvariable]a"),
+        ("## a heading", "## a heading"),
+    ],
+)
+def test_text_is_shown_and_never_obeyed(text: str, shown: str) -> None:
+    assert safe(text) == shown
+
+
+def test_lines_are_kept_when_asked_for() -> None:
+    assert safe("a\n::b\n\x1bc", keep_lines=True) == "a\n\\::b\n\\x1bc"
+
+
+@given(st.text())
+def test_no_text_holds_a_control_character_or_a_line_break_afterwards(text: str) -> None:
+    shown = safe(text)
+    assert shown.isprintable() or not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", shown)
+    assert not shown.lstrip().startswith("::")
+    shown.encode("utf-8")
+
+
+LEAVES = st.none() | st.booleans() | st.floats() | st.text()
+JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+
+
+@given(JSON)
+def test_any_value_gives_strict_json_in_utf_8(value: Any) -> None:
+    text = json_text(value)
+    text.encode("utf-8")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_what_json_lacks_becomes_null() -> None:
+    assert json.loads(json_text({"a": float("nan"), "b": (1, float("-inf"))})) == {"a": None, "b": [1, None]}

@@ -1,0 +1,59 @@
+"""The recipe chooses engine, device and dtype, and is refused clearly where this version or machine has none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qvlopt.errors import RunError, UsageError
+from qvlopt.recipe.load import LoadedRecipe, load_recipe
+from qvlopt.runtime import open_engine
+from tests.tiny import build_tiny
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """Opening an engine sets torch's threads; other tests keep theirs."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("tiny") / "model")
+
+
+def recipe(tiny: Path, **changes: Any) -> LoadedRecipe:
+    return load_recipe({"version": 1, "name": "test", "model": {"path": str(tiny)}, "output": "out", "seed": 0, **changes})
+
+
+@pytest.mark.parametrize(("asked", "dtype"), [("auto", torch.float32), ("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_on_the_cpu_auto_is_float32(tiny: Path, asked: str, dtype: torch.dtype) -> None:
+    engine = open_engine(str(tiny), loaded=recipe(tiny, hardware={"device": "cpu", "threads": 1}, evaluate={"dtype": asked}))
+    assert engine.model.dtype == dtype
+    assert engine.fingerprint["device"] == "cpu"
+    assert torch.get_num_threads() == 1
+
+
+def test_a_gpu_that_is_not_there_is_an_error_of_the_run(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunError, match="torch sees no GPU") as error:
+        open_engine(str(tiny), loaded=recipe(tiny, hardware={"device": "cuda"}))
+    assert error.value.exit_code == 5
+    assert open_engine(str(tiny), loaded=recipe(tiny, hardware={"device": "auto", "threads": 1})).model.device.type == "cpu"
+
+
+@pytest.mark.parametrize("section", [{"engine": "onnx"}, {"engine": "openai", "server": {"url": "http://localhost:1/v1"}}])
+def test_engines_of_a_later_version_are_refused_by_name(tiny: Path, section: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=f"{section['engine']} is not in this version"):
+        open_engine(str(tiny), loaded=recipe(tiny, evaluate=section))
+
+
+def test_pixel_limits_of_the_recipe_are_the_engines(tiny: Path) -> None:
+    engine = open_engine(str(tiny), loaded=recipe(tiny, pixels={"min": 2048, "max": 8192}, hardware={"threads": 1}))
+    assert (engine.processor.min_pixels, engine.processor.max_pixels) == (2048, 8192)

