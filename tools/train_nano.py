@@ -114,7 +114,8 @@ def grid_of(scenes: list[Scene]) -> tuple[int, int]:
 def optimizers(named: dict[str, torch.nn.Parameter], kind: str, tower_lr: float, rest_lr: float) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the matrices of blocks, mergers and layers and AdamW over the rest."""
     def is_matrix(name: str, p: torch.nn.Parameter) -> bool:
-        return kind == "muon" and p.ndim == 2 and not any(k in name for k in ("embed", "heads."))
+        # the mergers' square matrices would cost half of the orthogonalisation's time
+        return kind == "muon" and p.ndim == 2 and not any(k in name for k in ("embed", "heads.", "merger.linear_fc1", "merger_list.0.linear_fc1", "merger_list.1.linear_fc1", "merger_list.2.linear_fc1"))
 
     def lr(name: str) -> float:
         return tower_lr if name.startswith("model.visual") else rest_lr
@@ -123,7 +124,7 @@ def optimizers(named: dict[str, torch.nn.Parameter], kind: str, tower_lr: float,
     out: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.98), eps=1e-8, foreach=True)]
     matrices = [{"params": [p], "lr": lr(n) * 2.0, "weight_decay": 0.02} for n, p in named.items() if is_matrix(n, p)]
     if matrices:
-        out.append(torch.optim.Muon(matrices, momentum=0.95, adjust_lr_fn="match_rms_adamw"))
+        out.append(torch.optim.Muon(matrices, momentum=0.95, ns_steps=4, adjust_lr_fn="match_rms_adamw"))
     for optimizer in out:
         for group in optimizer.param_groups:
             group["peak"] = group["lr"]
@@ -277,7 +278,7 @@ def train_answer(args: argparse.Namespace) -> None:
     weights = {k: v for k, v in model.named_parameters() if k != "lm_head.weight"}
     named = weights | {f"heads.0.{k}": v for k, v in head.named_parameters()}
     opts = optimizers(named, args.optimizer, args.lr * args.tower_factor, args.lr)
-    begin, state_file = 0, args.out / "answer" / "optimizer.pt"
+    begin, state_file = args.begin, args.out / "answer" / "optimizer.pt"
     if args.resume and state_file.exists():
         state = torch.load(state_file, weights_only=True)
         begin = state["step"]
@@ -314,7 +315,7 @@ def train_answer(args: argparse.Namespace) -> None:
             shares = " ".join(f"{k} {sum(v) / len(v):.3f}" for k, v in sorted(seen.items()))
             print(f"answer {step + 1} {shares} {time.monotonic() - began:.0f} s", flush=True)
             seen = {}
-        if (step + 1) % 250 == 0 or step + 1 == args.steps:
+        if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             save(model, args.out / "answer", **{f"heads.0.{k}": v.detach() for k, v in head.state_dict().items()})
             torch.save({"step": step + 1, "optimizers": [o.state_dict() for o in opts], "head": head.state_dict()}, state_file)
 
@@ -339,6 +340,7 @@ def main() -> None:
     parser.add_argument("--hold", type=float, default=0.6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--resume", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,16 +18,7 @@ import transformers
 import qvlopt
 from qvlopt.artifact.digest import digest_of
 from qvlopt.artifact.folder import existing_state, require_space, write_folder
-from qvlopt.artifact.manifest import (
-    CheckRecord,
-    LayerRecord,
-    Manifest,
-    ModuleRecord,
-    ParentRecord,
-    SourceRecord,
-    read_manifest,
-    write_manifest,
-)  # fmt: skip
+from qvlopt.artifact.manifest import CheckRecord, LayerRecord, Manifest, ModuleRecord, ParentRecord, SourceRecord, read_manifest, write_manifest
 from qvlopt.artifact.modules import module_rows
 from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.artifact.tensors import TensorFiles
@@ -36,20 +26,17 @@ from qvlopt.commands import calibrate as calibration
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import is_very_folder, output_folder
 from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.commands.self_check import self_check
 from qvlopt.errors import RunError
 from qvlopt.model.awq_choice import Choice, choose
-from qvlopt.damage.tensors import TowerError, encode, tower_errors
-from qvlopt.model.load import checkpoint_dtype, load_vision
-from qvlopt.model.names import VISION, vision_stages
-from qvlopt.model.pack_layer import pack_layer
-from qvlopt.model.quantization_config import awq_config, compressed_config
-from qvlopt.model.quantize import LayerReport, QuantizedStage, Search, quantize_stage
-from qvlopt.model.rewrite import Rewrite, verify_rewritten, write_rewritten
+from qvlopt.model.names import VISION
+from qvlopt.model.quantize import LayerReport
+from qvlopt.model.quantize_tower import QuantizedTower, quantize_tower
+from qvlopt.model.rewrite import write_rewritten
 from qvlopt.model.shapes import canonical_name
-from qvlopt.model.source import Source, open_source
+from qvlopt.model.source import Source
 from qvlopt.model.statistics import StatisticsFiles
 from qvlopt.quant.objective import Gram
-from qvlopt.quant.rounding import QuantSpec
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
 from qvlopt.recipe.schema import QuantizeAwqSection
@@ -64,10 +51,6 @@ log = logging.getLogger(__name__)
 KIND = "awq"
 ALGORITHM = 1
 """Part of the digest: raised whenever the same inputs give other integers."""
-CHECK_PICTURES = 4
-BROKEN = 1.0
-"""A tower whose output is off by as much as it is large carries nothing of the picture."""
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class Statistics(NamedTuple):
@@ -132,29 +115,27 @@ def quantize_awq(
     Raises UsageError for a recipe that does not fit the source, RunError for what breaks on the way.
     """
     del resume  # statistics that are finished are always reused
-    began = time.monotonic()
+    began, progress = time.monotonic(), progress or SilentProgress()
     asked = calibration.Asked.by(loaded)
     section, source = loaded.recipe.quantize_awq, asked.source
     choice = choose(source, section)
-    output = output_folder(loaded, KIND)
-    digest = _digest(section, source, asked.digest)
+    output, named = output_folder(loaded, KIND), _named_statistics(asked)
+    digest = _digest(section, source, named.digest if named else asked.digest)
     if dry_run:
         return Plan(loaded, _plan_rows(source, section, choice, output))
     if not overwrite and existing_state(output, digest) == "same":
         return _result(output, read_manifest(output), existed=True)
     require_space(output, sum(entry.nbytes for entry in source.tensors.entries.values()))
-    statistics = _statistics(asked, progress or SilentProgress())
-    device = prepare(loaded)
+    statistics = named or _own_statistics(asked, progress, overwrite=overwrite)
     with write_folder(output, digest=digest, overwrite=overwrite) as folder:
-        rewrite, reports = _quantise(source, section, choice, statistics, progress or SilentProgress(), device)
+        rewrite, reports = _quantise(asked, choice, statistics, progress)
         write_rewritten(folder, source, rewrite)
-        check = _verified(folder, asked, rewrite, choice, reports)
-        manifest = _manifest(loaded, asked, choice, statistics, reports)
-        manifest = manifest.model_copy(
-            update={"modules": _modules(source, folder), "check": check, "seconds": time.monotonic() - began, "peak_rss_bytes": peak_rss_bytes()}
+        check = self_check(folder, asked, rewrite, expected=choice.quantised, found=[report.name for report in reports])
+        manifest = _manifest(asked, statistics, reports, digest=digest).model_copy(
+            update={"modules": _modules(source, folder), "check": check, "peak_rss_bytes": peak_rss_bytes()}
         )
         (folder / "README.md").write_text(awq_card(manifest.model_dump(mode="json")), encoding="utf-8")
-        write_manifest(folder, manifest)
+        write_manifest(folder, manifest.model_copy(update={"seconds": time.monotonic() - began}))
     return _result(output, read_manifest(output), existed=False)
 
 
@@ -163,12 +144,9 @@ def _digest(section: QuantizeAwqSection, source: Source, statistics: str) -> str
     return digest_of({"kind": KIND, "algorithm": ALGORITHM, "source": source.digest, "statistics": statistics, "section": asked})
 
 
-def _statistics(asked: calibration.Asked, progress: Progress) -> Statistics:
-    """From the recipe's own `statistics`, else from `<output>/calibrate`, where they are put if they are not there yet."""
+def _own_statistics(asked: calibration.Asked, progress: Progress, *, overwrite: bool) -> Statistics:
+    """From `<output>/calibrate`, where they are put if they are not there yet; not kept where --output names the artifact."""
     loaded = asked.loaded
-    named = loaded.recipe.quantize_awq.statistics
-    if named is not None:
-        return _named_statistics(asked, named)
     if is_very_folder(loaded):
         taken = calibration.take_statistics(asked, progress)
         tokens = {name: gram.count for name, gram in taken.grams.items()}
@@ -176,11 +154,15 @@ def _statistics(asked: calibration.Asked, progress: Progress) -> Statistics:
         return Statistics(taken.grams.__getitem__, coverage, asked.digest)
     folder = output_folder(loaded, "calibrate")
     if existing_state(folder, asked.digest) != "same":
-        calibration.calibrate(loaded, progress=progress)
+        calibration.calibrate(loaded, overwrite=overwrite, progress=progress)
     return Statistics(StatisticsFiles(folder).read, read_manifest(folder).coverage or {}, asked.digest)
 
 
-def _named_statistics(asked: calibration.Asked, named: str) -> Statistics:
+def _named_statistics(asked: calibration.Asked) -> Statistics | None:
+    """The recipe's `statistics`; None where it names none. Raises RunError when they are missing or of another model."""
+    named = asked.loaded.recipe.quantize_awq.statistics
+    if named is None:
+        return None
     folder = resolve_path(named, asked.loaded.folder)
     if folder is None:
         raise RunError(f"quantize_awq.statistics: there is no folder {named}", "give the output of qvlopt calibrate, or null")
@@ -190,96 +172,25 @@ def _named_statistics(asked: calibration.Asked, named: str) -> Statistics:
     return Statistics(StatisticsFiles(folder).read, manifest.coverage or {}, manifest.digest)
 
 
-def _quantise(
-    source: Source, section: QuantizeAwqSection, choice: Choice, statistics: Statistics, progress: Progress, device: torch.device
-) -> tuple[Rewrite, tuple[LayerReport, ...]]:
-    """Stage by stage: at most one stage's weights and statistics are in memory, and what is packed already."""
-    spec = QuantSpec(section.bits, section.group_size, symmetric=not section.zero_point)
-    dtype = DTYPES.get(section.dtype, checkpoint_dtype(source))
-    search = Search(dtype, section.search.scale, section.search.clip, section.search.bias, section.search.grid)
-    added: dict[str, torch.Tensor] = {}
-    removed: set[str] = set()
-    reports: list[LayerReport] = []
-    chosen = frozenset(choice.quantised)
-    progress.start(len(chosen), "quantise")
+def _quantise(asked: calibration.Asked, choice: Choice, statistics: Statistics, progress: Progress) -> QuantizedTower:
+    """What becomes of the source, and what it costs per layer."""
+    device = prepare(asked.loaded)
+    for name, reason in choice.skipped.items():
+        log.warning("%s stays as it is: %s", name, reason)
+    progress.start(len(choice.quantised), "quantise")
     try:
-        for stage in vision_stages(source.settings.vision):
-            wanted = [f"{VISION}.{name}" for name in stage.linears if f"{VISION}.{name}" in chosen]
-            if not wanted:
-                continue
-            weights = {name: source.tensors.read(stored).to(device) for name, stored in source.names.items() if name.startswith(f"{VISION}.{stage.name}.")}
-            grams = {name: _on(statistics.read(name), device) for name in wanted}
-            done = _checked(quantize_stage(stage, weights, grams, spec, search=search, chosen=chosen))
-            for name, integers in done.integers.items():
-                stored = source.names[f"{name}.weight"].removesuffix("weight")
-                removed.add(f"{stored}weight")
-                added.update({stored + suffix: t.cpu() for suffix, t in pack_layer(integers, spec, form=section.format, dtype=dtype).items()})
-            added.update({source.names[name]: tensor.to(dtype).cpu() for name, tensor in done.changed.items()})
-            reports += done.reports
-            progress.advance(len(wanted), f"quantise {stage.name} (loss {done.reports[-1].loss:.5f})")
+        return quantize_tower(asked.source, asked.loaded.recipe.quantize_awq, choice, read=statistics.read, device=device, seen=progress.advance)
     finally:
         progress.finish()
-    config = {"awq": awq_config, "compressed-tensors": compressed_config}.get(section.format)
-    quantization = config(spec, choice.kept_vision) if config else None
-    cast = DTYPES.get(section.dtype) if section.dtype != "source" else None
-    return Rewrite(frozenset(removed - set(added)), added, cast, quantization), tuple(reports)
-
-
-def _on(gram: Gram, device: torch.device) -> Gram:
-    return Gram(gram.count, *(t.to(device) for t in (gram.sum, gram.centred, gram.abs_sum, gram.abs_max)))
-
-
-def _checked(done: QuantizedStage) -> QuantizedStage:
-    for report in done.reports:
-        if not report.loss <= report.rounding_loss:
-            raise RunError(f"{report.name}: the loss {report.loss:g} is not at or below plain rounding's {report.rounding_loss:g}")
-    for name, tensor in done.changed.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise RunError(f"{name}: holds NaN or infinity after folding", "set quantize_awq.search.scale: false, or dtype: source")
-    return done
-
-
-def _verified(folder: Path, asked: calibration.Asked, rewrite: Rewrite, choice: Choice, reports: tuple[LayerReport, ...]) -> CheckRecord:
-    """The written tensors are those meant, nothing outside the scope changed, and the reloaded tower still sees.
-
-    Raises RunError otherwise. `worst` is the largest relative error of the tower's outputs on a few calibration pictures.
-    """
-    source = asked.source
-    written = verify_rewritten(folder, source, rewrite)
-    done = {report.name for report in reports}
-    if done != set(choice.quantised):
-        raise RunError(f"self-check failed: {sorted(done ^ set(choice.quantised))[0]} was not treated as asked")
-    outside = [name for name in rewrite.added if not canonical_name(name).startswith(f"{VISION}.")]
-    if outside:
-        raise RunError(f"self-check failed: {outside[0]} lies outside the scope and would change")
-    same = sum(1 for name in written if name in source.tensors.entries and name not in rewrite.added)
-    kept = "byte-identical to the source" if rewrite.cast is None else f"the source's values as {str(rewrite.cast).removeprefix('torch.')}"
-    worst = _worst_tower_error(folder, asked)
-    if not worst.relative_error < BROKEN:
-        raise RunError(f"self-check failed: the reloaded tower's {worst.output} is off by {worst.relative_error:.0%}", "use more bits or smaller groups")
-    detail = (
-        f"read back {len(written)} tensors: {len(rewrite.added)} as meant, {same} {kept}; "
-        f"reloaded tower off by at most {worst.relative_error:.2%} ({worst.output}, {CHECK_PICTURES} pictures)"
-    )
-    return CheckRecord(passed=True, worst=worst.relative_error, detail=detail)
-
-
-def _worst_tower_error(folder: Path, asked: calibration.Asked) -> TowerError:
-    """One tower at a time is in memory: the source's, then the one that the written folder gives."""
-    pictures = list(islice(calibration.pictures(asked, calibration.Coverage()), CHECK_PICTURES))
-    base = encode(load_vision(asked.source, dtype=torch.float32, device="cpu"), pictures)
-    again = open_source(str(folder.resolve()), folder=folder)
-    candidate = encode(load_vision(again, dtype=torch.float32, device="cpu"), pictures)
-    return max(tower_errors(base, candidate), key=lambda row: row.relative_error)
 
 
 def _modules(source: Source, folder: Path) -> tuple[ModuleRecord, ...]:
     """Every module before and after, with the digest of its bytes."""
-    before = {row.name: row for row in module_rows(source.tensors, digests=True)}
+    before = {_canonical_module(row.name): row for row in module_rows(source.tensors, digests=True)}
     after = {row.name: row for row in module_rows(TensorFiles.open(folder), digests=True)}
     return tuple(
         ModuleRecord(
-            name=canonical_name(f"{name}.weight").removesuffix(".weight"),
+            name=name,
             dtype_before=row.dtype,
             dtype_after=after[name].dtype,
             bytes_before=row.bytes,
@@ -291,19 +202,19 @@ def _modules(source: Source, folder: Path) -> tuple[ModuleRecord, ...]:
     )
 
 
-def _manifest(
-    loaded: LoadedRecipe, asked: calibration.Asked, choice: Choice, statistics: Statistics, reports: tuple[LayerReport, ...]
-) -> Manifest:
-    source = asked.source
+def _canonical_module(stored: str) -> str:
+    return canonical_name(f"{stored}.").removesuffix(".")
+
+
+def _manifest(asked: calibration.Asked, statistics: Statistics, reports: tuple[LayerReport, ...], *, digest: str) -> Manifest:
+    source, recipe = asked.source, asked.loaded.recipe
     changes = {"README.md": "replaced by this artifact's model card"}
-    if loaded.recipe.quantize_awq.format != "bf16" or loaded.recipe.quantize_awq.dtype != "source":
+    if recipe.quantize_awq.format != "bf16" or recipe.quantize_awq.dtype != "source":
         changes["config.json"] = "quantization_config or dtype set to what the tensors are"
-    for name, reason in choice.skipped.items():
-        log.warning("%s stays as it is: %s", name, reason)
     return Manifest(
         kind=KIND,
-        digest=_digest(loaded.recipe.quantize_awq, source, asked.digest),
-        recipe=loaded.recipe.model_dump(mode="json"),
+        digest=digest,
+        recipe=recipe.model_dump(mode="json"),
         source=SourceRecord(path=source.id, revision=source.revision, digest=source.digest),
         parents=(ParentRecord(kind=calibration.KIND, digest=statistics.digest),),
         layers=tuple(LayerRecord(**report._asdict()) for report in reports),

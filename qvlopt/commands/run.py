@@ -14,7 +14,7 @@ from qvlopt.commands.evaluate import evaluate
 from qvlopt.commands.output import as_root
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
-from qvlopt.errors import UsageError
+from qvlopt.errors import UsageError, worst_exit_code
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.progress import Progress
 
@@ -22,10 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
-
-PRECEDENCE = (5, 4, 1, 3, 0)
-"""Of several exit statuses the first of these counts (docs/contract.md, section 2)."""
-
 
 class _Result(Protocol):
     @property
@@ -61,8 +57,7 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        codes = {step.result.exit_code for step in self.steps if step.result}
-        return next(code for code in PRECEDENCE if code in codes or code == 0)
+        return worst_exit_code(step.result.exit_code for step in self.steps if step.result)
 
     def to_json(self) -> dict[str, Any]:
         steps = [{"command": s.command.replace("_", "-"), "status": s.status, "output": s.output, "seconds": s.seconds} for s in self.steps]

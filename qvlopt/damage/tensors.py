@@ -21,10 +21,10 @@ class TowerError(NamedTuple):
 
 
 def relative_error(base: torch.Tensor, candidate: torch.Tensor) -> float:
-    """||candidate - base|| / ||base||; 0 for equal tensors, infinite where only the base is zero."""
+    """||candidate - base|| / ||base||; 0 for equal tensors, infinite where only the base is zero or a value is not finite."""
     off = float((candidate.double() - base.double()).norm())
     whole = float(base.double().norm())
-    return 0.0 if off == 0 else off / whole if whole else math.inf
+    return 0.0 if off == 0 else off / whole if whole and math.isfinite(off) else math.inf
 
 
 def cosine(base: torch.Tensor, candidate: torch.Tensor) -> float:

@@ -1,0 +1,1 @@
+"""Samples and pictures: what every command reads, by one set of policies."""

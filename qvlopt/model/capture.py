@@ -41,8 +41,9 @@ def capture_vision(
         return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
 
     tower = VisionTower(config, weights, linear=observe)
+    device = weights["pos_embed.weight"].device
     with torch.inference_mode():
         for pixel_values, grid in batches:
-            tower(pixel_values, grid)
+            tower(pixel_values.to(device), grid)
             seen(len(pixel_values))
     return grams

@@ -75,7 +75,7 @@ def read_parameter(source: Source, parameter: str) -> torch.Tensor:
         if stored not in PLAIN_DTYPES:
             raise RunError(f"{source.folder}: {source.names[parameter]} is {stored} without scales, expected {', '.join(PLAIN_DTYPES)}")
         return read(parameter)
-    block = source.config.get("quantization_config", {}).get("weight_block_size") or (128, 128)
+    block = (source.config.get("quantization_config") or {}).get("weight_block_size") or (128, 128)
     try:
         return widened(storage, read, dtype=checkpoint_dtype(source), fp8_block=(int(block[0]), int(block[1])))
     except ValueError as error:

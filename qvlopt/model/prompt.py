@@ -82,14 +82,13 @@ class Prompter:
         """Number of ids that the tokenizer knows; an embedding table padded beyond it has rows that mean nothing."""
         return max(self.tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
-    def encode(self, question: str, pictures: Sequence[Grid] = (), *, prompt_template: str | None = None) -> list[int]:
+    def encode(self, question: str, pictures: Sequence[Grid] = ()) -> list[int]:
         """Token ids of a prompt without system message, ready for the answer.
 
-        `prompt_template` holds `{question}`. `<image>` in the text marks the places of the pictures, one each. Raises
-        ItemError when the marks do not fit the pictures, or when the prompt is longer than the model's positions.
+        `<image>` in the question marks the places of the pictures, one each; otherwise they come first. Raises ItemError
+        when the marks do not fit the pictures, or when the prompt is longer than the model's positions.
         """
-        text = question if prompt_template is None else prompt_template.replace("{question}", question)
-        kinds, texts = _arrange(text, len(pictures))
+        kinds, texts = _arrange(question, len(pictures))
         if kinds not in self._layouts:
             self._layouts[kinds] = self._layout(kinds)
         ids: list[int] = []

@@ -2,16 +2,17 @@
 
 The engines' matching rules differ: transformers anchors an entry of `modules_to_not_convert` at the start of the full
 name, vLLM looks for it as a substring of its own shorter name; compressed-tensors' regexes run against vLLM's names.
-So names are listed in both spellings and regexes start with `.*`.
+So names are listed in both spellings and regexes start with `.*`; only the names of whole linears are listed, since
+`visual.deepstack_merger_list.1` would be found in `visual.deepstack_merger_list.10` too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from qvlopt.model.names import LANGUAGE, LM_HEAD, VISION
+from qvlopt.model.names import LANGUAGE, LM_HEAD
 from qvlopt.quant.rounding import QuantSpec
 
 _MODEL = "model."
@@ -21,7 +22,7 @@ _LINEAR_KINDS = r"re:.*visual\.(blocks\.\d+\.(attn\.(qkv|proj)|mlp\.linear_fc[12
 
 def awq_config(spec: QuantSpec, kept_linears: Sequence[str]) -> dict[str, Any]:
     """AutoAWQ's GEMM config; `kept_linears` are the tower's linears that stay in 16 bits, by canonical name."""
-    kept = [spelling for name in [LANGUAGE, *_merged(kept_linears)] for spelling in (name, name.removeprefix(_MODEL))]
+    kept = [spelling for name in [LANGUAGE, *kept_linears] for spelling in (name, name.removeprefix(_MODEL))]
     return {
         "quant_method": "awq",
         "version": "gemm",
@@ -37,21 +38,12 @@ def compressed_config(spec: QuantSpec, kept_linears: Sequence[str]) -> dict[str,
     weights = {
         "num_bits": spec.bits, "type": "int", "symmetric": spec.symmetric, "strategy": "group", "group_size": spec.group_size, "dynamic": False,
     }  # fmt: skip
+    group = {"targets": [_LINEAR_KINDS], "weights": weights, "input_activations": None, "output_activations": None, "format": "pack-quantized"}
     kept = [rf"re:.*{re.escape(name.removeprefix(_MODEL))}$" for name in kept_linears]
     return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {"targets": [_LINEAR_KINDS], "weights": weights, "input_activations": None, "output_activations": None, "format": "pack-quantized"}
-        },
+        "config_groups": {"group_0": group},
         "ignore": [LM_HEAD, "re:.*language_model.*", *kept],
     }
-
-
-def _merged(kept_linears: Collection[str]) -> list[str]:
-    """`kept_linears` with every merger of which both linears are kept under its own name, as scope vision.blocks has it."""
-    parents = {f"{VISION}.merger"} | {name.rsplit(".", 1)[0] for name in kept_linears if ".deepstack_merger_list." in name}
-    whole = {parent for parent in parents if {f"{parent}.linear_fc1", f"{parent}.linear_fc2"} <= set(kept_linears)}
-    singles = [name for name in kept_linears if name.rsplit(".", 1)[0] not in whole]
-    return sorted(whole) + singles

@@ -1,9 +1,10 @@
 """Quantises one stage of the tower (a block or a merger): folds, rounds, and lets the biases absorb the mean error.
 
-What is stored is what is judged: norms and biases are rounded to the checkpoint's dtype before the losses are taken, and
-the scale that a folded norm really carries after that rounding is the one that goes into the weights. Scales that pass
-through attention into value rows are powers of two, so dividing those rows rounds nothing and their integers stay as they
-were. Losses are shares of the layer's squared output over the calibration tokens. N outputs, K inputs.
+What is stored is what is judged: norms and biases are rounded to the checkpoint's dtype before the losses are taken; the
+scale that a folded norm really carries after that rounding is the one that goes into the weights, and what its bias lost
+counts as the consumer's error. Scales that pass through attention into value rows are powers of two, so dividing those
+rows rounds nothing and their integers stay as they were. Losses are shares of the layer's squared output over the
+calibration tokens. N outputs, K inputs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from qvlopt.model.names import VISION, Fold, Stage
 from qvlopt.quant.awq import search_clip, search_scale
 from qvlopt.quant.objective import Gram, bias_correction, error, rescaled, row_error
-from qvlopt.quant.rounding import Integers, QuantSpec, dequantize, qparams, quantize
+from qvlopt.quant.rounding import LARGEST_SCALE, SMALLEST_SCALE, Integers, QuantSpec, dequantize, qparams, quantize
 
 ROUNDING = "rounding"
 """The method of a layer for which nothing beat plain rounding."""
@@ -52,16 +53,22 @@ class QuantizedStage(NamedTuple):
 
 
 class _Linear(NamedTuple):
-    """A linear before rounding: weight [N, K], bias [N], its inputs' statistics, and what its rows were divided by."""
+    """A linear before rounding: weight [N, K], its inputs' statistics, and what its rows were divided by [N].
+
+    `bias` is the stored one; with `right_bias` the output would be exact, had the weight not to be rounded.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
+    right_bias: torch.Tensor
     gram: Gram
     row_scale: torch.Tensor | None
 
-    def scaled(self, scale: torch.Tensor) -> _Linear:
-        """The same layer reading inputs that were divided by `scale` [K]."""
-        return self._replace(weight=self.weight * scale, gram=_divided(self.gram, scale))
+    def behind(self, producer: _Producer) -> _Linear:
+        """The same layer reading what the folded producer gives: x / scale + shift."""
+        weight = self.weight * producer.scale
+        right_bias = self.right_bias - (weight.double() @ producer.shift.double()).float()
+        return self._replace(weight=weight, right_bias=right_bias, gram=_moved(self.gram, producer.scale, producer.shift))
 
 
 class _Rounded(NamedTuple):
@@ -74,11 +81,16 @@ class _Rounded(NamedTuple):
 
 
 class _Producer(NamedTuple):
-    """What a fold makes of the layer before: its new tensors by full name, and what its rows were divided by [N]."""
+    """What a fold makes of the layer before: its new tensors by full name, and what its rows were divided by [N].
+
+    Where it gave x before, it gives x / scale + shift once its tensors are stored; both [K] of the consumer.
+    """
 
     name: str
     tensors: dict[str, torch.Tensor]
     row_scale: torch.Tensor
+    scale: torch.Tensor
+    shift: torch.Tensor
 
 
 def dequantized(integers: Integers, spec: QuantSpec, dtype: torch.dtype) -> torch.Tensor:
@@ -105,9 +117,9 @@ def quantize_stage(
         fold = next((f for f in stage.folds if f.consumer == relative), None)
         if fold and fold.kind == "value_rows" and f"{VISION}.{fold.producer}" not in chosen:
             fold = None
-        layer = _Linear(work[f"{name}.weight"], work[f"{name}.bias"], grams[name], rows.get(name))
+        layer = _linear(work, name, grams[name], rows.get(name))
         rounded, producer = _quantize_linear(layer, work, spec, search=search, fold=fold)
-        original = layer._replace(weight=weights[f"{name}.weight"].float(), bias=weights[f"{name}.bias"].float(), row_scale=None)
+        original = _linear(weights, name, grams[name], None)
         reports.append(_report(name, original, rounded, spec, search))
         integers[name] = rounded.integers
         if producer:
@@ -115,6 +127,11 @@ def quantize_stage(
             rows[f"{VISION}.{producer.name}"] = producer.row_scale
         work[f"{name}.bias"] = rounded.bias
     return QuantizedStage(integers, _changed(weights, work, integers), tuple(reports))
+
+
+def _linear(tensors: Mapping[str, torch.Tensor], name: str, gram: Gram, row_scale: torch.Tensor | None) -> _Linear:
+    weight, bias = tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float()
+    return _Linear(weight, bias, bias, gram, row_scale)
 
 
 def _report(name: str, original: _Linear, rounded: _Rounded, spec: QuantSpec, search: Search) -> LayerReport:
@@ -142,8 +159,10 @@ def _quantize_linear(
     found = search_scale([weight], h, layer.gram.mean_abs.float(), spec, grid=search.grid, tie=fold.repeats)
     if not found.loss < found.rounding_loss:
         return best, None
-    producer, scale = _folded(fold, work, found.scale, search.dtype)
-    scaled = _round(layer.scaled(scale), spec, search)
+    producer = _folded(fold, work, found.scale, spec, search.dtype)
+    if producer is None:
+        return best, None
+    scaled = _round(layer.behind(producer), spec, search)
     if scaled.loss < best.loss:
         return scaled._replace(method="+".join(["scale", *(m for m in [scaled.method] if m != ROUNDING)])), producer
     return best, None
@@ -158,38 +177,58 @@ def _round(layer: _Linear, spec: QuantSpec, search: Search) -> _Rounded:
 
 
 def _rounded(layer: _Linear, spec: QuantSpec, search: Search) -> _Rounded:
-    weight, bias, gram, row_scale = layer
+    weight, bias, right_bias, gram, row_scale = layer
     clip = search_clip(weight, gram.covariance() if search.bias else gram.gram, spec) if search.clip else None
     qp = qparams(weight, spec, clip)
     integers = Integers(quantize(weight, qp, spec), qp.zero_point, qp.scale)
     dw = dequantized(integers, spec, search.dtype).float() - weight
-    new_bias = (bias + bias_correction(dw, gram.mean)).to(search.dtype).float() if search.bias else bias
-    left = (new_bias - bias).double() + dw.double() @ gram.mean
+    new_bias = _stored(right_bias + bias_correction(dw, gram.mean) if search.bias else bias, search.dtype)
+    left = (new_bias - right_bias).double() + dw.double() @ gram.mean
     rows = row_error(dw, gram.covariance()) + gram.count * left.square()
     loss = float((rows if row_scale is None else rows * row_scale.double().square()).sum())
-    did = {"clip": clip is not None and bool((clip < 1).any()), "bias": not torch.equal(new_bias, bias)}
+    did = {"clip": clip is not None and bool((clip < 1).any()), "bias": search.bias and not torch.equal(new_bias, _stored(bias, search.dtype))}
     return _Rounded(integers, new_bias, loss, "+".join(step for step, done in did.items() if done) or ROUNDING)
 
 
-def _folded(fold: Fold, work: Mapping[str, torch.Tensor], scale: torch.Tensor, dtype: torch.dtype) -> tuple[_Producer, torch.Tensor]:
-    """The producer after the fold, and the scale [K] that its output really lacks once it is stored in `dtype`."""
+def _folded(fold: Fold, work: Mapping[str, torch.Tensor], scale: torch.Tensor, spec: QuantSpec, dtype: torch.dtype) -> _Producer | None:
+    """The producer that divides its outputs by about `scale` [K]; None where `dtype` cannot hold its new tensors."""
     weight_name, bias_name = f"{VISION}.{fold.producer}.weight", f"{VISION}.{fold.producer}.bias"
     weight, bias = work[weight_name], work[bias_name]
     if fold.kind == "value_rows":
-        scale = torch.exp2(scale.log2().round())
+        scale = _powers_of_two(scale, weight[-len(scale) :], spec)
         rows = torch.cat((torch.ones(weight.shape[0] - scale.shape[0], device=scale.device), scale))
-        return _Producer(fold.producer, {weight_name: weight / rows.unsqueeze(1), bias_name: bias / rows}, rows), scale
+        tensors = {weight_name: weight / rows.unsqueeze(1), bias_name: bias / rows}
+        return _Producer(fold.producer, tensors, rows, scale, torch.zeros_like(scale))
     part = scale[: weight.shape[0]]
-    new_weight = (weight / part).to(dtype).float()
+    new_weight = _stored(weight / part, dtype)
+    if not torch.equal(new_weight != 0, weight != 0) or not bool(torch.isfinite(new_weight).all()):
+        return None
     # A channel whose norm weight is zero is constant: its bias alone carries the scale.
     carried = torch.where(new_weight != 0, weight / torch.where(new_weight != 0, new_weight, 1.0), part)
-    new_bias = (bias / carried).to(dtype).float()
+    new_bias = _stored(bias / carried, dtype)
     constant = (new_weight == 0) & (new_bias != 0)
     carried = torch.where(constant, bias / torch.where(constant, new_bias, 1.0), carried)
-    return _Producer(fold.producer, {weight_name: new_weight, bias_name: new_bias}, carried), carried.repeat(fold.repeats)
+    if not bool(torch.isfinite(new_bias).all()):
+        return None
+    shift = new_bias - bias / carried
+    tensors = {weight_name: new_weight, bias_name: new_bias}
+    return _Producer(fold.producer, tensors, carried, carried.repeat(fold.repeats), shift.repeat(fold.repeats))
 
 
-def _divided(gram: Gram, scale: torch.Tensor) -> Gram:
-    """Statistics of the same inputs divided by `scale` [K]."""
+def _powers_of_two(scale: torch.Tensor, rows: torch.Tensor, spec: QuantSpec) -> torch.Tensor:
+    """The powers of two nearest to `scale` [K] that leave the grids of the value rows [K, inputs] storable when divided."""
+    grids = qparams(rows, spec).scale
+    most = (grids.amin(1) / SMALLEST_SCALE).log2().floor()
+    least = (grids.amax(1) / LARGEST_SCALE).log2().ceil()
+    return torch.exp2(scale.log2().round().clamp(least, most))
+
+
+def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The values that remain of float32 ones in a checkpoint of `dtype`."""
+    return tensor.to(dtype).float()
+
+
+def _moved(gram: Gram, scale: torch.Tensor, shift: torch.Tensor) -> Gram:
+    """Statistics of the same inputs as x / scale + shift, both [K]; magnitudes without the shift, which is tiny."""
     wide = scale.double()
-    return Gram(gram.count, gram.sum / wide, rescaled(gram.centred, scale), gram.abs_sum / wide, gram.abs_max / scale)
+    return Gram(gram.count, gram.sum / wide + gram.count * shift.double(), rescaled(gram.centred, scale), gram.abs_sum / wide, gram.abs_max / scale)

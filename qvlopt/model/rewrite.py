@@ -1,12 +1,14 @@
 """Writes a checkpoint folder that is a source with some tensors replaced; everything else keeps its very bytes.
 
 Tensors that stay are copied by byte range, files that stay are copied as they are; the weight index is made anew, so
-it never names what is not there.
+it never names what is not there. Tensors are written under their canonical names: engines know no older ones for this
+model (transformers 5.24, conversion_mapping.py; vLLM 0.33, qwen3_vl.py).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,22 +17,22 @@ from typing import Any
 
 import torch
 
+from qvlopt.artifact.containment import contained_file
 from qvlopt.artifact.manifest import MANIFEST
-from qvlopt.artifact.tensor_writer import FolderWriter
-from qvlopt.artifact.tensors import TensorFiles
+from qvlopt.artifact.tensors import FolderWriter, TensorEntry, TensorFiles, dtype_code
 from qvlopt.errors import RunError
+from qvlopt.model.shapes import canonical_name
 from qvlopt.model.source import Source
 
-CODES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.int64: "I64", torch.float64: "F64"}
 FLOATS = {"F32", "F16", "BF16", "F64"}
 _REPLACED = (MANIFEST, "config.json", "README.md")
-_NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".h5", ".msgpack")
+_NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".onnx.data", ".h5", ".msgpack")
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """What becomes of a source. Names are stored names, as in the source's files.
+    """What becomes of a source. Names are canonical.
 
     removed: tensors that go. added: tensors that are new or other than before. cast: dtype that every remaining float
     tensor is cast to; None keeps the bytes. quantization_config: what config.json gets.
@@ -45,61 +47,75 @@ class Rewrite:
 def write_rewritten(folder: Path, source: Source, rewrite: Rewrite) -> None:
     """Writes weights, config and all other files of the source into the empty `folder`.
 
-    Raises RunError naming the tensor that does not fit the range of `rewrite.cast`.
+    Raises RunError naming the tensor that holds NaN or infinity, or does not fit the range of `rewrite.cast`.
     """
-    kept = [entry for name, entry in source.tensors.entries.items() if name not in rewrite.removed and name not in rewrite.added]
-    plan = [(entry.name, _code(entry.dtype, rewrite.cast), entry.shape) for entry in kept]
-    plan += [(name, CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in rewrite.added.items()]
+    kept = _kept(source, rewrite)
+    plan = [(name, _code(entry, rewrite), entry.shape) for name, entry in kept.items()]
+    plan += [(name, dtype_code(tensor.dtype), tuple(tensor.shape)) for name, tensor in rewrite.added.items()]
     with FolderWriter(folder, sorted(plan)) as writer:
-        for entry in kept:
-            same = _code(entry.dtype, rewrite.cast) == entry.dtype
-            writer.write(entry.name, entry if same else _cast(source, entry.name, rewrite.cast))
+        for name, entry in kept.items():
+            tensor = _converted(source, entry, rewrite)
+            writer.write(name, entry if _code(entry, rewrite) == entry.dtype else tensor)
         for name, tensor in rewrite.added.items():
             writer.write(name, tensor)
     _copy_files(folder, source.folder)
     _write_config(folder, source, rewrite)
 
 
-def verify_rewritten(folder: Path, source: Source, rewrite: Rewrite) -> dict[str, str]:
-    """Reads the written tensors again: SHA-256 of each by name. Raises RunError naming one that is not what was meant."""
-    written = TensorFiles.open(folder)
-    expected = (set(source.tensors.entries) - rewrite.removed) | set(rewrite.added)
-    if set(written.entries) != expected:
-        odd = sorted(set(written.entries) ^ expected)
+def verify_rewritten(folder: Path, source: Source, rewrite: Rewrite) -> int:
+    """Reads the written tensors again and returns their number. Raises RunError naming one that is not what was meant."""
+    written, kept = TensorFiles.open(folder), _kept(source, rewrite)
+    odd = sorted(set(written.entries) ^ (set(kept) | set(rewrite.added)))
+    if odd:
         raise RunError(f"{folder}: self-check failed, the tensors are not those planned: {odd[0]}")
-    digests: dict[str, str] = {}
-    for name in written.entries:
-        digests[name] = written.sha256(name)
+    for name, entry in written.entries.items():
         if name in rewrite.added:
             good = torch.equal(written.read(name), rewrite.added[name].cpu())
-        elif written.entry(name).dtype == source.tensors.entry(name).dtype:
-            good = digests[name] == source.tensors.sha256(name)
+        elif entry.dtype == kept[name].dtype:
+            good = written.sha256(name) == source.tensors.sha256(kept[name].name)
         else:
-            good = torch.equal(written.read(name), _cast(source, name, rewrite.cast))
+            good = torch.equal(written.read(name), _converted(source, kept[name], rewrite))
         if not good:
             raise RunError(f"{folder}: self-check failed, {name} is not what was meant", "is the disk sound?")
-    return digests
+    return len(written.entries)
 
 
-def _code(stored: str, cast: torch.dtype | None) -> str:
-    return CODES[cast] if cast is not None and stored in FLOATS else stored
+def _kept(source: Source, rewrite: Rewrite) -> dict[str, TensorEntry]:
+    """The source's tensors that stay, by canonical name."""
+    names = {canonical_name(stored): entry for stored, entry in source.tensors.entries.items()}
+    return {name: entry for name, entry in names.items() if name not in rewrite.removed and name not in rewrite.added}
 
 
-def _cast(source: Source, name: str, dtype: torch.dtype | None) -> torch.Tensor:
-    assert dtype is not None
-    tensor = source.tensors.read(name)
-    cast = tensor.to(dtype)
-    if bool((~torch.isfinite(cast) & torch.isfinite(tensor)).any()):
-        largest = float(tensor.abs().max())
-        raise RunError(f"{name}: {largest:g} does not fit {dtype}, whose largest is {torch.finfo(dtype).max:g}", "set quantize_awq.dtype: source")
+def _code(entry: TensorEntry, rewrite: Rewrite) -> str:
+    return dtype_code(rewrite.cast) if rewrite.cast is not None and entry.dtype in FLOATS else entry.dtype
+
+
+def _converted(source: Source, entry: TensorEntry, rewrite: Rewrite) -> torch.Tensor:
+    """The tensor as it is to be written. Raises RunError where it is not, or would not be, finite."""
+    tensor = source.tensors.read(entry.name)
+    if entry.dtype not in FLOATS:
+        return tensor
+    if not _is_finite(tensor):
+        raise RunError(f"{source.folder}: {entry.name} holds NaN or infinity", "the file is damaged: get the checkpoint again")
+    if rewrite.cast is None:
+        return tensor
+    cast = tensor.to(rewrite.cast)
+    if not _is_finite(cast):
+        largest, limit = float(tensor.abs().max()), torch.finfo(rewrite.cast).max
+        raise RunError(f"{entry.name}: {largest:g} does not fit {rewrite.cast}, whose largest is {limit:g}", "set quantize_awq.dtype: source")
     return cast
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    """Without temporaries: an embedding is a large part of a checkpoint."""
+    return tensor.numel() == 0 or all(math.isfinite(float(end)) for end in torch.aminmax(tensor))
 
 
 def _copy_files(folder: Path, source: Path) -> None:
     """The source's other files. Hidden ones, weights of other kinds and another artifact's manifest are not the model's."""
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.name not in _REPLACED and not path.name.endswith(_NOT_COPIED):
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(contained_file(source, path.name, named_by=str(source)), folder / path.name)
 
 
 def _write_config(folder: Path, source: Source, rewrite: Rewrite) -> None:

@@ -156,8 +156,11 @@ def _check_tensors(settings: ModelConfig, names: Mapping[str, str], tensors: Ten
 
 def _check_method(settings: ModelConfig, storages: Mapping[str, Storage], folder: Path) -> None:
     """The config's quant_method and the tensors must tell the same, or an engine would read noise."""
-    kinds = {storage.kind for storage in storages.values()} - {"plain"}
     said = settings.quant_method
+    version = (settings.raw.get("quantization_config") or {}).get("version", "gemm")
+    if said == "awq" and str(version).lower() != "gemm":
+        raise RunError(f"{folder}: AWQ version is {version!r}, only gemm is supported", hint="start from the unquantised checkpoint")
+    kinds = {storage.kind for storage in storages.values()} - {"plain"}
     if said is not None and said not in METHODS:
         raise RunError(f"{folder}: quant_method is {said!r}, supported are {', '.join(METHODS)}", hint="start from the unquantised checkpoint")
     expected = {METHODS[said]} if said is not None else set()

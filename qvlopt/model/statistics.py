@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from qvlopt.artifact.tensor_writer import TensorWriter
+from qvlopt.artifact.tensor_writer import TensorWriter, dtype_code
 from qvlopt.artifact.tensors import TensorFiles
 from qvlopt.errors import RunError
 from qvlopt.quant.objective import Gram
 
 FILE = "statistics.safetensors"
 _PARTS = ("sum", "centred", "abs_sum", "abs_max")
-_CODES = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}
 
 
 def save_statistics(folder: Path, grams: Mapping[str, Gram]) -> None:
@@ -22,7 +21,7 @@ def save_statistics(folder: Path, grams: Mapping[str, Gram]) -> None:
     tensors = {f"{name}.count": torch.tensor([gram.count]) for name, gram in grams.items()}
     for name, gram in grams.items():
         tensors.update({f"{name}.{part}": getattr(gram, part) for part in _PARTS})
-    plan = [(name, _CODES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()]
+    plan = [(name, dtype_code(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()]
     with TensorWriter(folder / FILE, plan) as writer:
         for name, tensor in tensors.items():
             writer.write(name, tensor)

@@ -1,0 +1,1 @@
+"""Scores, intervals, verdicts: evaluate's domain. Knows engines by their protocol only."""

@@ -9,13 +9,17 @@ from typing import Any
 
 from qvlopt.data.preflight import Size
 from qvlopt.data.samples import Sample
-from qvlopt.scoring.evaluate import Answered, EngineRun, EvalSet
+from qvlopt.scoring.evaluate import Answered, EngineRun, EvalSet, Target
 from qvlopt.scoring.gate import MetricVerdict, Verdict, judge, worst
 from qvlopt.scoring.score import ScoreTable, score_answers
 from qvlopt.scoring.tasks import Metric
 
 CONDITIONS = ("pixels", "generation")
 """What must be equal on both sides, of an engine's fingerprint; engine, dtype, device and versions are recorded only."""
+
+
+MODEL_DIGEST = "model_digest"
+"""Key of an engine's fingerprint: the digest of the checkpoint that it loaded, where it tells."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,6 @@ class Rule:
     alpha: float
     max_failed: int
     floors: Mapping[str, float]
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -87,9 +90,9 @@ class Comparison:
     runs: tuple[EngineRun | None, EngineRun]
 
 
-def compare(candidate: str, baseline: str | None, runs: tuple[EngineRun | None, EngineRun], sets: Sequence[EvalSet], rule: Rule) -> Comparison:
+def compare(target: Target, runs: tuple[EngineRun | None, EngineRun], sets: Sequence[EvalSet], rule: Rule) -> Comparison:
     """Judges `runs` = (base or None, candidate). Without a base the candidate is scored, floors hold, nothing is compared."""
-    unlike = _unlike_conditions(runs[0].fingerprint, runs[1].fingerprint) if runs[0] else []
+    unlike = _unlike_conditions(target, runs[0].fingerprint, runs[1].fingerprint) if runs[0] else []
     results = tuple(_compare_set(each, runs, rule, is_comparable=not unlike) for each in sets)
     verdicts = [metric.verdict for result in results for metric in result.metrics if metric.verdict is not None]
     failed = sum(len(result.failures) for result in results)
@@ -97,15 +100,19 @@ def compare(candidate: str, baseline: str | None, runs: tuple[EngineRun | None, 
     if failed > rule.max_failed:
         verdicts.append("error")
         reasons.append(f"{failed} items failed, gate.max_failed is {rule.max_failed}")
-    return Comparison(candidate, baseline, worst(verdicts), tuple(reasons), results, runs)
+    return Comparison(target.name, target.base, worst(verdicts), tuple(reasons), results, runs)
 
 
-def _unlike_conditions(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[str]:
-    return [
+def _unlike_conditions(target: Target, base: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[str]:
+    unlike = [
         f"not comparable: {key} is {base.get(key)} for the base and {candidate.get(key)} for the candidate"
         for key in CONDITIONS
         if base.get(key) != candidate.get(key)
     ]
+    found = base.get(MODEL_DIGEST)
+    if None not in (found, target.base_digest) and found != target.base_digest:
+        unlike.append(f"not comparable: {target.base} is not the checkpoint that {target.name} was made from any more (by digest)")
+    return unlike
 
 
 def _compare_set(each: EvalSet, runs: tuple[EngineRun | None, EngineRun], rule: Rule, *, is_comparable: bool) -> SetResult:
@@ -170,7 +177,6 @@ class _Judged:
             margin=rule.margin,
             alpha=rule.alpha,
             binary=metric.is_binary,
-            seed=rule.seed,
         )
 
     def by_size(self, sizes: Mapping[str, tuple[Size, ...]]) -> tuple[SizeResult, ...]:

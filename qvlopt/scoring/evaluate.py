@@ -18,20 +18,38 @@ OpenEngine = Callable[[str], Engine]
 
 
 @dataclass(frozen=True)
+class Target:
+    """One candidate by the name that the user gave, what to open for it, and for its base (None: nothing to compare with).
+
+    `base_digest` is that of the checkpoint that the candidate was made from, where its base must be that one.
+    """
+
+    name: str
+    path: str
+    base: str | None
+    base_digest: str | None = None
+
+
+@dataclass(frozen=True)
 class EvalSet:
-    """One entry of the recipe, ready to be asked: usable samples, and those whose pictures' headers rule them out.
+    """One entry of the recipe, ready to be asked: the `chosen` samples, some of which their pictures' headers rule out.
 
     `sizes` are the (width, height) of each usable sample's pictures in their files. `digest` is that of the chosen items.
     """
 
     name: str
     task: str
-    samples: tuple[Sample, ...]
+    chosen: tuple[Sample, ...]
     skipped: tuple[Skipped, ...]
     sizes: Mapping[str, tuple[Size, ...]]
     metrics: TaskMetrics
     max_new_tokens: int
     digest: str
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The usable ones, in order."""
+        return tuple(sample for sample in self.chosen if sample.id in self.sizes)
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,15 @@ def test_links_of_the_hub_cache_into_its_blobs_are_followed(hub: Path) -> None:
     assert contained_file(snapshot / "sub", "m", named_by="index.json").read_text() == "blob"
 
 
+def test_a_folder_of_blobs_beside_a_plain_folder_is_not_the_hub_cache(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "f00").write_text("blob")
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    (tmp_path / "models" / "mine" / "m").symlink_to("../../blobs/f00")
+    with pytest.raises(RunError, match="is a link"):
+        contained_file(tmp_path / "models" / "mine", "m", named_by="index.json")
+
+
 def test_links_of_a_snapshot_elsewhere_are_refused(hub: Path, tmp_path: Path) -> None:
     other = tmp_path / "models--Qwen--Y" / "blobs"
     other.mkdir(parents=True)

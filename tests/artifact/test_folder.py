@@ -110,7 +110,7 @@ def test_after_any_error_nothing_is_left(tmp_path: Path, error: type[BaseExcepti
 def test_a_folder_without_its_manifest_is_not_finished(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"no readable qvlopt\.json"), write_folder(tmp_path / "out", digest=DIGEST) as temporary:
         (temporary / "model.safetensors").write_bytes(b"x")
-    with pytest.raises(RunError, match="has digest 2+, expected 1+"), write_folder(tmp_path / "out", digest=DIGEST) as temporary:
+    with pytest.raises(RunError, match=r"has digest 2+, expected 1+"), write_folder(tmp_path / "out", digest=DIGEST) as temporary:
         fill(temporary, digest="2" * 64)
     assert names(tmp_path) == []
 
@@ -389,6 +389,13 @@ def test_overwrite_refuses_and_removes_nothing_when_the_folder_is_not_what_its_m
     assert not [name for name in names(tmp_path) if name.startswith(".out")]
 
 
+def test_overwrite_refuses_before_any_work_is_done(tmp_path: Path) -> None:
+    make(tmp_path / "out")
+    (tmp_path / "out" / "notes").write_text("mine")
+    with pytest.raises(UsageError), write_folder(tmp_path / "out", digest=DIGEST, overwrite=True):
+        pytest.fail("the block was entered")
+
+
 def test_overwrite_refuses_a_file_that_came_during_the_run(tmp_path: Path) -> None:
     make(tmp_path / "out", weights=b"old")
 
@@ -437,6 +444,14 @@ def test_an_artifact_that_lost_its_name_in_a_crash_gets_it_back(tmp_path: Path, 
         make(tmp_path / "out")
     assert names(tmp_path) == ["out"]
     assert existing_state(tmp_path / "out", DIGEST) == "same"
+
+
+def test_a_link_named_like_an_old_artifact_is_left_alone(tmp_path: Path, dead_pid: int) -> None:
+    make(tmp_path / "elsewhere")
+    (tmp_path / f".out.old-{dead_pid}-0a").symlink_to(tmp_path / "elsewhere")
+    make(tmp_path / "out", digest="2" * 64)
+    assert names(tmp_path) == [f".out.old-{dead_pid}-0a", "elsewhere", "out"]
+    assert existing_state(tmp_path / "elsewhere", DIGEST) == "same"
 
 
 def test_an_old_artifact_that_a_crash_left_beside_goes_unless_it_holds_more(tmp_path: Path, dead_pid: int) -> None:

@@ -71,7 +71,8 @@ def test_a_layer_is_one_row_with_its_shape_and_all_its_bytes(tmp_path: Path, pac
     tensors = layer(bits)[packing]
     save(tmp_path / "model.safetensors", {f"model.visual.blocks.0.attn.qkv.{name}": tensor for name, tensor in tensors.items()})
     (row,) = inspect(tmp_path).modules
-    assert row[:4] == ("model.visual.blocks.0.attn.qkv", shown, tuple(tensors["weight"].shape) if "weight" in tensors else (N, K), sum(tensor.nbytes for tensor in tensors.values()))
+    shape = tuple(tensors["weight"].shape) if "weight" in tensors else (N, K)
+    assert row[:4] == ("model.visual.blocks.0.attn.qkv", shown, shape, sum(tensor.nbytes for tensor in tensors.values()))
 
 
 def test_every_stored_tensor_counts_once(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from qvlopt.errors import RunError, UsageError
 from qvlopt.recipe.load import load_recipe
-from qvlopt.recipe.paths import resolve_path
 from qvlopt.recipe.shipped import builtin, shipped_names, shipped_recipe, shipped_root
 
 SHIPPED = shipped_names("recipes")
@@ -60,14 +57,3 @@ def test_builtin_names_find_their_folders(path: str, kind: str) -> None:
 def test_a_builtin_name_that_does_not_exist_is_a_usage_error(path: str) -> None:
     with pytest.raises(UsageError, match="there is no set"):
         builtin(path, "calib")
-
-
-def test_a_path_is_looked_up_beside_the_recipe_then_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes, work = tmp_path / "recipes", tmp_path / "work"
-    for folder in (recipes / "both", work / "both", work / "one"):
-        folder.mkdir(parents=True)
-    monkeypatch.chdir(work)
-    assert resolve_path("both", recipes) == recipes / "both"
-    assert resolve_path("one", recipes) == Path("one")
-    assert resolve_path("none", recipes) is None
-    assert resolve_path(str(work / "one"), recipes) == work / "one"

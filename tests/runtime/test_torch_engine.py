@@ -209,7 +209,9 @@ def test_a_row_with_logits_that_are_not_finite_fails_alone(engine: TorchEngine, 
     assert answers[:1] + answers[2:] == expected[:1] + expected[2:]
 
 
-def test_a_batch_too_large_for_memory_is_halved_and_a_sample_too_large_fails_alone(engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_too_large_for_memory_is_halved_and_a_sample_too_large_fails_alone(
+    engine: TorchEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     prepared = prepared_in(engine, tmp_path)
     expected = engine.generate(prepared, max_new_tokens=NEW)
     whole = TorchEngine._answer

@@ -24,7 +24,7 @@ def flipped(b: int, c: int, n: int) -> tuple[dict[str, float], dict[str, float],
 
 
 def judged(b: int, c: int, n: int, margin: float) -> MetricVerdict:
-    return judge(*flipped(b, c, n), margin=margin, alpha=0.05, binary=True, seed=0)
+    return judge(*flipped(b, c, n), margin=margin, alpha=0.05, binary=True)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def clustered(losses: Mapping[int, float], *, pictures: int, questions: int) -> 
 
 def test_questions_about_one_picture_are_not_independent_evidence() -> None:
     base, candidate, clusters = flipped(0, 0, 300)
-    alone = judge(base, candidate, clusters, margin=0.01, alpha=0.05, binary=True, seed=0)
+    alone = judge(base, candidate, clusters, margin=0.01, alpha=0.05, binary=True)
     shared = {id: id[:-1] for id in base}
-    together = judge(base, candidate, shared, margin=0.01, alpha=0.05, binary=True, seed=0)
+    together = judge(base, candidate, shared, margin=0.01, alpha=0.05, binary=True)
     assert (alone.verdict, together.verdict) == ("pass", "inconclusive")
     assert together.ci_high == tango(0, 0, 30, Z).high
     assert together.method == "tango over clusters"
@@ -106,7 +106,7 @@ def test_questions_about_one_picture_are_not_independent_evidence() -> None:
 def test_few_flips_in_clusters_are_centred_on_the_difference() -> None:
     """Nine lost items of a thousand are no demonstrated drop of two points, however few the pictures."""
     losses = {i * 5: -0.5 for i in range(9)}
-    found = judge(*clustered(losses, pictures=200, questions=5), margin=0.02, alpha=0.05, binary=False, seed=0)
+    found = judge(*clustered(losses, pictures=200, questions=5), margin=0.02, alpha=0.05, binary=False)
     assert found.delta == pytest.approx(-0.0045)
     assert found.delta is not None
     assert found.ci_low is not None
@@ -118,7 +118,7 @@ def test_few_flips_in_clusters_are_centred_on_the_difference() -> None:
 
 def test_many_flips_in_one_picture_are_one_observation() -> None:
     losses = dict.fromkeys(range(40), -0.5)
-    found = judge(*clustered(losses, pictures=50, questions=40), margin=0.02, alpha=0.05, binary=False, seed=0)
+    found = judge(*clustered(losses, pictures=50, questions=40), margin=0.02, alpha=0.05, binary=False)
     assert found.method == "tango over clusters"
     assert found.verdict == "inconclusive"
 
@@ -126,7 +126,7 @@ def test_many_flips_in_one_picture_are_one_observation() -> None:
 @pytest.mark.parametrize("binary", [True, False])
 def test_many_changed_clusters_are_bootstrapped(binary: bool) -> None:
     losses = {i * 4: -0.5 for i in range(20)}
-    found = judge(*clustered(losses, pictures=100, questions=4), margin=0.02, alpha=0.05, binary=binary, seed=0)
+    found = judge(*clustered(losses, pictures=100, questions=4), margin=0.02, alpha=0.05, binary=binary)
     assert found.method == "cluster bootstrap"
     assert found.delta == pytest.approx(-0.025)
     assert found.ci_low is not None
@@ -135,9 +135,9 @@ def test_many_changed_clusters_are_bootstrapped(binary: bool) -> None:
 
 def test_graded_scores_of_independent_items_are_bootstrapped() -> None:
     losses = dict.fromkeys(range(10), -0.5)
-    found = judge(*clustered(losses, pictures=400, questions=1), margin=0.02, alpha=0.05, binary=False, seed=0)
+    found = judge(*clustered(losses, pictures=400, questions=1), margin=0.02, alpha=0.05, binary=False)
     assert found.method == "cluster bootstrap"
-    assert judge(*clustered({0: -0.5}, pictures=400, questions=1), margin=0.02, alpha=0.05, binary=False, seed=0).method == "tango over clusters"
+    assert judge(*clustered({0: -0.5}, pictures=400, questions=1), margin=0.02, alpha=0.05, binary=False).method == "tango over clusters"
 
 
 def test_the_order_of_the_items_does_not_matter() -> None:
@@ -146,13 +146,13 @@ def test_the_order_of_the_items_does_not_matter() -> None:
     order = list(base)
     random.Random(0).shuffle(order)
     first, second = ({id: scores[id] for id in order} for scores in (base, candidate))
-    expected = judge(base, candidate, clusters, margin=0.02, alpha=0.05, binary=False, seed=0)
-    assert judge(first, second, clusters, margin=0.02, alpha=0.05, binary=False, seed=0) == expected
+    expected = judge(base, candidate, clusters, margin=0.02, alpha=0.05, binary=False)
+    assert judge(first, second, clusters, margin=0.02, alpha=0.05, binary=False) == expected
 
 
 @pytest.mark.parametrize(("base", "candidate"), [({}, {}), ({"a": 1.0}, {"b": 1.0}), ({"a": 1.0, "b": 0.0}, {"a": 1.0})])
 def test_scores_of_different_items_are_not_compared(base: dict[str, float], candidate: dict[str, float]) -> None:
-    found = judge(base, candidate, {"a": "a", "b": "b"}, margin=0.02, alpha=0.05, binary=True, seed=0)
+    found = judge(base, candidate, {"a": "a", "b": "b"}, margin=0.02, alpha=0.05, binary=True)
     assert found.verdict == "not_comparable"
     assert found.delta is None
 

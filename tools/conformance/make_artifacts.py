@@ -38,7 +38,7 @@ def main() -> None:
 def make_artifact(output: Path, *, model: str, case: str, form: str) -> Path:
     """Quantises `model` as the case says, with few calibration pictures: the numbers matter less than how they are stored."""
     settings = {**CASES[case], "format": form}
-    api.quantize_awq("demo", model=model, output=output, threads=1, calibrate={"data": "builtin:nano", "samples": 16}, quantize_awq=settings)
+    api.quantize_awq("demo", model=model, output=output, threads=1, calibrate={"data": "builtin:nano", "samples": 16}, quantize_awq=settings, settings=["calibrate.split=null"])
     return output
 
 

@@ -1,0 +1,1 @@
+"""One file a metric: a function of an answer and the right answers of one item."""

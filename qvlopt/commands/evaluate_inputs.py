@@ -1,0 +1,172 @@
+"""What evaluate works on: candidates with their bases, and the recipe's sets, checked before an engine is opened."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from qvlopt.artifact.manifest import MANIFEST, Manifest, read_manifest
+from qvlopt.commands.output import is_very_folder
+from qvlopt.data.preflight import check_pictures
+from qvlopt.data.samples import SampleSet, read_samples
+from qvlopt.errors import NotComparableError, RunError, UsageError
+from qvlopt.model.hub import is_hub_id
+from qvlopt.recipe.load import DEFAULT, LoadedRecipe
+from qvlopt.recipe.paths import resolve_path
+from qvlopt.recipe.schema import DataEntry
+from qvlopt.scoring.evaluate import EvalSet, Target
+from qvlopt.scoring.tasks import TASKS, task_metrics
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+"""The candidate that stands for the recipe's source."""
+
+SOURCE = "source"
+"""The baseline that stands for what a candidate was made from."""
+
+ANSWERING = ("awq",)
+"""Kinds of artifact that can be asked questions."""
+
+LATER_ENGINES = ("onnx", "openai")
+WRITTEN = ("json", "md")
+"""Kinds of report that this version writes."""
+
+
+class ReadSets(NamedTuple):
+    """The recipe's sets, and remarks about them that are worth a warning."""
+
+    sets: tuple[EvalSet, ...]
+    remarks: tuple[str, ...]
+
+
+def refuse_later_features(loaded: LoadedRecipe) -> None:
+    """Raises UsageError for what a recipe may say and this version cannot do."""
+    section = loaded.recipe.evaluate
+    if section.engine in LATER_ENGINES:
+        raise UsageError(f"evaluate.engine: {section.engine} is not in this version", "use torch or auto")
+    if section.save_baseline is not None:
+        raise UsageError("evaluate.save_baseline is not in this version", "compare with a checkpoint or artifact folder instead")
+    for entry in section.data:
+        if entry.task not in TASKS:
+            raise UsageError(f"evaluate.data {entry.name}: task {entry.task} is not in this version", f"use {', '.join(TASKS)}")
+    later = [kind for kind in section.reports if kind not in WRITTEN]
+    if later and loaded.origins.get("evaluate.reports", DEFAULT) != DEFAULT:
+        log.warning("evaluate.reports: %s are not in this version; %s are written", ", ".join(later), ", ".join(WRITTEN))
+
+
+def find_targets(loaded: LoadedRecipe, candidates: Sequence[str]) -> tuple[Target, ...]:
+    """Every candidate once, with its base.
+
+    Raises UsageError for one that is not there or cannot answer, NotComparableError when its baseline is not there.
+    """
+    named = tuple(dict.fromkeys(candidates)) or _finished_artifacts(loaded) or (MODEL,)
+    return tuple(_target(loaded, name) for name in named)
+
+
+def read_sets(loaded: LoadedRecipe) -> ReadSets:
+    """Reads every entry and the headers of its pictures. Raises UsageError or RunError naming the entry's file."""
+    sets: list[EvalSet] = []
+    remarks: list[str] = []
+    for entry in loaded.recipe.evaluate.data:
+        each, said = _read_set(loaded, entry)
+        sets.append(each)
+        remarks += [f"{entry.name}: {remark}" for remark in said]
+    _check_floors(loaded, sets)
+    return ReadSets(tuple(sets), tuple(remarks))
+
+
+def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
+    """Folders under the recipe's output that hold a finished artifact which can answer, by name."""
+    if is_very_folder(loaded):
+        log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
+        return ()
+    folders = sorted(path.parent for path in Path(loaded.recipe.output).expanduser().glob(f"*/{MANIFEST}"))
+    return tuple(str(folder) for folder in folders if not folder.name.startswith(".") and read_manifest(folder).kind in ANSWERING)
+
+
+def _target(loaded: LoadedRecipe, name: str) -> Target:
+    if "://" in name:
+        raise UsageError(f"candidate {name}: servers are not in this version", "give an artifact folder, or model for the source")
+    path, manifest = _opened(loaded, name)
+    baseline = loaded.recipe.evaluate.baseline
+    if baseline != SOURCE:
+        return Target(name, path, _baseline(loaded, baseline))
+    if name == MODEL or path == loaded.recipe.model.path:
+        return Target(name, path, None)
+    if manifest is None or manifest.source is None:
+        return Target(name, path, loaded.recipe.model.path)
+    source = manifest.source
+    if resolve_path(source.path, loaded.folder, kind="assets") is None and not is_hub_id(source.path):
+        raise NotComparableError(f"{name} was made from {source.path}, which is not there", "name another one with evaluate.baseline")
+    return Target(name, path, source.path, source.digest)
+
+
+def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
+    """What to open for a candidate, and its manifest when it is one of our artifacts. The working directory goes first."""
+    if name == MODEL:
+        return loaded.recipe.model.path, None
+    here = Path(name).expanduser()
+    folder = here.absolute() if here.exists() else resolve_path(name, loaded.folder, kind="assets")
+    if folder is None or not folder.is_dir():
+        raise UsageError(f"candidate {name}: there is no such folder", "give an artifact folder, or model for the source")
+    if not (folder / MANIFEST).exists():
+        return (name if name.startswith("builtin:") else str(folder)), None
+    manifest = read_manifest(folder)
+    if manifest.kind not in ANSWERING:
+        raise UsageError(f"candidate {name}: is an artifact of kind {manifest.kind}, which answers nothing", f"kinds that do: {', '.join(ANSWERING)}")
+    return str(folder), manifest
+
+
+def _baseline(loaded: LoadedRecipe, baseline: str) -> str:
+    folder = resolve_path(baseline, loaded.folder, kind="assets")
+    if folder is None:
+        raise NotComparableError(f"evaluate.baseline: there is no folder {baseline}", "give source, or a checkpoint or artifact folder")
+    if not folder.is_dir():
+        raise UsageError(f"evaluate.baseline: {baseline} is a file; saved baselines are not in this version", "give source or a folder")
+    return baseline if baseline.startswith("builtin:") else str(folder.absolute())
+
+
+def _read_set(loaded: LoadedRecipe, entry: DataEntry) -> tuple[EvalSet, tuple[str, ...]]:
+    chosen = _chosen(loaded, entry)
+    metrics = task_metrics(entry.task, chosen.samples)
+    for sample in chosen.samples:
+        if not sample.answers:
+            raise RunError(f"{sample.origin}: item {sample.id} has no answers, so it cannot be scored", "add answers, or remove the row")
+    checked = check_pictures(chosen.samples)
+    limit = entry.max_new_tokens or metrics.max_new_tokens
+    each = EvalSet(entry.name, entry.task, chosen.samples, checked.skipped, checked.sizes, metrics, limit, chosen.digest)
+    return each, checked.remarks
+
+
+def _chosen(loaded: LoadedRecipe, entry: DataEntry) -> SampleSet:
+    """The entry's items, asked as its prompt says. The smaller limit counts, the entry's or that of all."""
+    place = resolve_path(entry.path, loaded.folder, kind="calib")
+    if place is None:
+        raise RunError(f"evaluate.data {entry.name}: there is no set {entry.path}", "give a folder with manifest.jsonl, or builtin:nano-eval")
+    limits = [limit for limit in (entry.limit, loaded.recipe.evaluate.limit) if limit is not None]
+    seed, limit = loaded.recipe.seed, min(limits, default=None)
+    chosen = read_samples(place, task=entry.task, limit=limit, split=entry.split, seed=seed, columns=entry.columns)
+    if entry.prompt is None:
+        return chosen
+    if "{question}" not in entry.prompt:
+        raise UsageError(
+            f"evaluate.data {entry.name}: prompt has no {{question}}", "say where the question goes, such as '{question} Answer in one word.'"
+        )
+    asked = tuple(replace(sample, question=entry.prompt.replace("{question}", sample.question)) for sample in chosen.samples)
+    return replace(chosen, samples=asked)
+
+
+def _check_floors(loaded: LoadedRecipe, sets: Sequence[EvalSet]) -> None:
+    """A floor that no metric has would hold for ever."""
+    scored = {f"{each.name}.{metric.name}": metric for each in sets for metric in each.metrics.all}
+    for floor in loaded.recipe.evaluate.gate.floors:
+        if floor in {each.name for each in sets}:
+            continue
+        if floor not in scored:
+            raise UsageError(f"evaluate.gate.floors: {floor} is no metric of this evaluation", f"there are {', '.join(scored)}")
+        if scored[floor].is_error_rate:
+            raise UsageError(f"evaluate.gate.floors: {floor} is an error rate, which has no floor", "use a score")

@@ -1,0 +1,138 @@
+"""Comparisons for people: tables of plain text, and sentences that say what the verdicts rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from qvlopt.report.tables import Column, Table
+from qvlopt.scoring.compare import Comparison, MetricResult, SetResult
+from qvlopt.scoring.gate import MetricVerdict
+
+MOST_SIZES = 24
+"""Rows of the table by size for each set; sets of many sizes are shown by their most frequent ones."""
+
+MOST_ITEMS = 20
+"""Failed or changed items that are shown; items.jsonl has them all."""
+
+
+def tables(comparison: Comparison) -> Sequence[Table]:
+    """Everything for a report file; tables without rows are left out."""
+    every = [make(comparison) for make in (score_table, size_table, answer_table, changed_table, failure_table)]
+    return [table for table in every if table.rows]
+
+
+def score_table(comparison: Comparison) -> Table:
+    """Every metric of every set, the deciding ones first; scores in per cent, differences in points."""
+    against = f" against {comparison.baseline}" if comparison.baseline else ""
+    heads = (Column("set"), Column("metric"), *(Column(title, "right") for title in ("n", "base", "candidate", "delta", "interval", "lost/gained")))
+    rows = tuple(_score_row(metric) for result in comparison.sets for metric in result.metrics)
+    return Table(f"{comparison.candidate}{against}: scores in %", (*heads, Column("verdict")), rows)
+
+
+def size_table(comparison: Comparison) -> Table:
+    """The deciding metric by picture size after resizing."""
+    heads = (Column("set"), Column("size"), *(Column(title, "right") for title in ("n", "base", "candidate", "delta")))
+    rows: list[tuple[str, ...]] = []
+    for result in comparison.sets:
+        common = sorted(result.sizes, key=lambda size: -size.n)[:MOST_SIZES]
+        for size in result.sizes:
+            if size in common:
+                delta = None if size.base is None else size.candidate - size.base
+                rows.append((size.name, size.size, str(size.n), _percent(size.base), _percent(size.candidate), _points(delta)))
+    return Table("By picture size after resizing, in %", heads, tuple(rows))
+
+
+def answer_table(comparison: Comparison) -> Table:
+    """Counts that go with the scores: failed items, empty and truncated answers on each side."""
+    titles = ("items", "compared", "failed", "empty answers", "stopped by the limit", "no text in the reference")
+    rows = tuple(_answer_row(result) for result in comparison.sets)
+    return Table("Answers (base / candidate)", (Column("set"), *(Column(title, "right") for title in titles)), rows)
+
+
+def changed_table(comparison: Comparison) -> Table:
+    """Items that one side answered better, lost ones first."""
+    heads = tuple(Column(title) for title in ("set", "id", "right answers", "base", "candidate"))
+    changed = [row for result in comparison.sets for row in _changed(comparison, result)]
+    rows = [cells for _, cells in sorted(changed, key=lambda row: row[0])]
+    return Table(f"Changed items ({_shown(len(rows))})", heads, tuple(rows[:MOST_ITEMS]))
+
+
+def failure_table(comparison: Comparison) -> Table:
+    """Items that failed, with their reasons."""
+    rows = [(result.each.name, id, reason) for result in comparison.sets for id, reason in result.failures.items()]
+    return Table(f"Failed items ({_shown(len(rows))})", (Column("set"), Column("id"), Column("reason")), tuple(rows[:MOST_ITEMS]))
+
+
+def sentences(comparison: Comparison) -> Iterator[str]:
+    """One line for each deciding metric, then what else decided, then the verdict."""
+    for result in comparison.sets:
+        for metric in result.metrics:
+            if metric.is_primary or metric.verdict is not None:
+                yield f"{metric.name} {metric.metric.name}: {_finding(metric)}"
+    yield from comparison.reasons
+    yield f"{comparison.candidate}: {comparison.verdict}" + ("" if comparison.baseline else " (scored only, nothing was compared)")
+
+
+def _finding(metric: MetricResult) -> str:
+    if metric.floor is not None and (metric.candidate is None or metric.candidate < metric.floor):
+        return f"{_percent(metric.candidate)} % is below the floor of {_percent(metric.floor)} %"
+    if metric.figures is None or metric.figures.delta is None:
+        return f"{_percent(metric.candidate)} %, not compared" + ("" if metric.n else "; no item was answered by both sides")
+    return _judgement(metric.figures)
+
+
+def _judgement(figures: MetricVerdict) -> str:
+    seen = f"difference {_points(figures.delta)} points, interval {_interval(figures)}, n = {figures.n}"
+    margin = f"{100 * figures.margin:.2f} points"
+    if figures.verdict == "fail":
+        return f"dropped by more than {margin}: {seen}"
+    if figures.verdict == "pass":
+        drop = "a drop is shown, but one of less than " if figures.drop_within_margin else "no drop of "
+        return f"{drop}{margin}: {seen}"
+    return f"cannot rule out a drop of more than {margin}: {seen}; about {figures.n_needed} items would be needed (80 % power)"
+
+
+def _score_row(metric: MetricResult) -> tuple[str, ...]:
+    figures = metric.figures
+    flips = f"{figures.lost}/{figures.gained}" if figures else ""
+    interval = _interval(figures) if figures else ""
+    verdict = metric.verdict or "for information"
+    scores = (_percent(metric.base), _percent(metric.candidate), _points(metric.delta))
+    return (metric.name, metric.metric.name, str(metric.n), *scores, interval, flips, verdict)
+
+
+def _answer_row(result: SetResult) -> tuple[str, ...]:
+    base, candidate = result.base, result.candidate
+    empty = f"{base.n_empty if base else '-'} / {candidate.n_empty}"
+    truncated = f"{base.n_truncated if base else '-'} / {candidate.n_truncated}"
+    items = str(len(result.each.chosen))
+    return (result.each.name, items, str(len(result.paired)), str(len(result.failures)), empty, truncated, str(candidate.n_empty_ref))
+
+
+def _changed(comparison: Comparison, result: SetResult) -> Iterator[tuple[float, tuple[str, ...]]]:
+    """(difference, cells) of each item whose deciding score differs."""
+    base_run, run = comparison.runs
+    if base_run is None or result.base is None:
+        return
+    name = result.each.metrics.primary.name
+    before, after = result.base.values(name, result.paired), result.candidate.values(name, result.paired)
+    for sample in result.each.samples:
+        if sample.id in before and before[sample.id] != after[sample.id]:
+            texts = [side.answered[result.each.name].answers[sample.id].text for side in (base_run, run)]
+            yield after[sample.id] - before[sample.id], (result.each.name, sample.id, " / ".join(sample.answers), *texts)
+
+
+def _shown(count: int) -> str:
+    return f"{count}" if count <= MOST_ITEMS else f"{MOST_ITEMS} of {count}, all in items.jsonl"
+
+
+def _interval(figures: MetricVerdict) -> str:
+    return f"[{_points(figures.ci_low)}, {_points(figures.ci_high)}]"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _points(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.2f}"
