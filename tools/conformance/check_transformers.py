@@ -54,7 +54,8 @@ def main() -> None:
         **compared_answers(answers, asked.answers),
     }
     wrong = ("loading_problems", "wrongly_treated", "other_parameters_differ", "tower_error", "other_answers")
-    finish(result, passed=bool(packed) and not any(result[key] for key in wrong), packages=["transformers", "gptqmodel", "compressed-tensors", "torch"])
+    passed = bool(packed) and not any(result[key] for key in wrong)
+    finish(result, passed=passed, packages=["transformers", "gptqmodel", "compressed-tensors", "torch"])
 
 
 def loading(folder: str) -> tuple[str, dict[str, Any]]:
@@ -84,8 +85,8 @@ def differing(model: torch.nn.Module, twin: torch.nn.Module, packed: set[str]) -
 
 def tower(model: Qwen3VLForConditionalGeneration, grid: tuple[int, int]) -> list[torch.Tensor]:
     """The tower's output and its DeepStack outputs on seeded noise of that many patches."""
-    vision = model.config.vision_config
-    noise = torch.randn(grid[0] * grid[1], vision.in_channels * vision.temporal_patch_size * vision.patch_size**2, generator=torch.Generator().manual_seed(0))
+    width = model.model.visual.patch_embed.proj.weight[0].numel()
+    noise = torch.randn(grid[0] * grid[1], width, generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         output = model.model.visual(noise.to(model.dtype), grid_thw=torch.tensor([[1, *grid]]))
     return [output.pooler_output, *output.deepstack_features]

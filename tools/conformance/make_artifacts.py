@@ -14,13 +14,14 @@ from typing import Any
 from qvlopt import api
 
 INTEGERS = ("awq", "compressed-tensors")
+SINGLE = ("blocks.0.attn.qkv", "blocks.1.attn.proj", "blocks.1.mlp.linear_fc2", "deepstack_merger_list.1.*", "merger.linear_fc2")
 CASES: dict[str, dict[str, Any]] = {
     "vision": {},
     "blocks": {"scope": "vision.blocks"},
-    "kept": {"keep": ["lm_head", "blocks.0.attn.qkv", "blocks.1.attn.proj", "blocks.1.mlp.linear_fc2", "deepstack_merger_list.1.*", "merger.linear_fc2"]},
+    "kept": {"keep": ["lm_head", *SINGLE]},
     "float16": {"dtype": "float16"},
 }
-"""Settings of `quantize_awq`: every linear of the tower; the mergers kept; single linears kept, one of a merger's too; other floats."""
+"""Settings of `quantize_awq`: every linear of the tower; mergers kept; single linears kept, one merger whole and one half; other floats."""
 TWIN = "bf16"
 
 
@@ -38,7 +39,8 @@ def main() -> None:
 def make_artifact(output: Path, *, model: str, case: str, form: str) -> Path:
     """Quantises `model` as the case says, with few calibration pictures: the numbers matter less than how they are stored."""
     settings = {**CASES[case], "format": form}
-    api.quantize_awq("demo", model=model, output=output, threads=1, calibrate={"data": "builtin:nano", "samples": 16}, quantize_awq=settings, settings=["calibrate.split=null"])
+    calibration = ["calibrate.data=builtin:nano", "calibrate.split=null", "calibrate.samples=16"]
+    api.quantize_awq("demo", model=model, output=output, threads=1, settings=calibration, quantize_awq=settings)
     return output
 
 

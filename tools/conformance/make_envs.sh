@@ -64,6 +64,8 @@ make_optimum() {
 
 for name; do
   declare -F "make_$name" > /dev/null || { echo "make_envs.sh: there is no environment '$name'" >&2; exit 2; }
+done
+for name; do
   env=$folder/$name
   [ -e "$env/finished" ] && continue
   rm -rf "$env"

@@ -1,0 +1,90 @@
+"""Other engines load our artifacts as they were meant. Each runs in an environment of its own (docs/conformance.md).
+
+A variable names the interpreter of each environment; without it the engine's tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import build_tiny
+
+pytestmark = pytest.mark.conformance
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools" / "conformance"
+QUESTIONS = ROOT / "calib" / "nano-eval"
+QUANTISED = {"vision": 14, "blocks": 8, "kept": 8, "float16": 14}
+"""How many linears of the tiny checkpoint (2 blocks of 4, 3 mergers of 2) each case of make_artifacts.py quantises."""
+FORMATS = ("awq", "compressed-tensors")
+
+Artifact = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """Gives the folder of a case in a format; a case is made in every format when first asked for."""
+    folder = tmp_path_factory.mktemp("conformance")
+    model = build_tiny(folder / "model")
+
+    def find(case: str, form: str) -> Path:
+        if not (folder / case).exists():
+            run(sys.executable, "make_artifacts.py", folder, "--model", model, "--case", case, PYTHONPATH=str(ROOT))
+        return folder / case / form
+
+    return find
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("case", QUANTISED)
+def test_transformers_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
+    result = check("hf-awq", "check_transformers.py", artifact(case, form), artifact(case, "bf16"))
+    assert result["passed"], result
+    assert result["quantised"] == QUANTISED[case]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("case", QUANTISED)
+def test_vllm_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
+    result = check("vllm", "check_vllm.py", artifact(case, form), artifact(case, "bf16"))
+    assert result["passed"], result
+    assert result["quantised"] == QUANTISED[case]
+
+
+def test_transformers_still_needs_dequantize_for_zero_points(artifact: Artifact) -> None:
+    """When this fails, transformers has learnt to load them: the artifacts' README can drop its hint."""
+    done = run(interpreter("hf-awq"), "load_plainly.py", artifact("vision", "compressed-tensors"), fails=True)
+    assert "weight_zero_point" in done.stdout + done.stderr
+
+
+def check(environment: str, script: str, *folders: Path) -> dict[str, Any]:
+    """The JSON that a check prints last, whether or not all holds."""
+    done = run(interpreter(environment), script, *folders, "--questions", QUESTIONS, "--limit", "6", fails=None)
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        pytest.fail(f"{script} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+
+
+def interpreter(environment: str) -> str:
+    variable = "QVLOPT_CONFORMANCE_" + environment.upper().replace("-", "_")
+    python = os.environ.get(variable)
+    if not python:
+        pytest.skip(f"{variable} names no interpreter; tools/conformance/make_envs.sh makes the environment {environment}")
+    return python
+
+
+def run(python: str, script: str, *arguments: object, fails: bool | None = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script of tools/conformance; `fails` says how it must end, None that either is right."""
+    command = [python, str(TOOLS / script), *map(str, arguments)]
+    done = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=False)
+    assert fails is None or fails == bool(done.returncode), f"{script} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done

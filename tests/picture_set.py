@@ -1,0 +1,62 @@
+"""A handful of pictures with a manifest, and recipes over tiny checkpoints: what calibrate and quantize-awq need in tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from qvlopt.recipe.load import LoadedRecipe, load_recipe
+
+SIZES = ((64, 64), (96, 64), (64, 96), (64, 64), (96, 64), (64, 64))
+"""Width and height of the pictures of `build_set`: three grids, some of them repeated so that batches have company."""
+
+
+def build_set(folder: Path, *, rows: Sequence[Mapping[str, Any]] | None = None) -> Path:
+    """Writes one picture of noise over a gradient per entry of SIZES, and a manifest of one question each, or of `rows`."""
+    (folder / "pictures").mkdir(parents=True)
+    for index, (width, height) in enumerate(SIZES):
+        noise = np.random.default_rng(index).integers(0, 96, (height, width, 3))
+        gradient = np.linspace(0, 159, width)[None, :, None] * np.array([1.0, 0.5, 0.25])
+        Image.fromarray((noise + gradient).astype(np.uint8)).save(folder / "pictures" / f"{index}.png")
+    return write_manifest(folder, rows if rows is not None else [row(index) for index in range(len(SIZES))])
+
+
+def row(index: int, **values: Any) -> dict[str, Any]:
+    """The manifest's row of picture `index`."""
+    return {"id": f"p{index}", "images": [f"pictures/{index}.png"], "question": "What is it?", "answers": ["noise"], "task": "ocr"} | values
+
+
+def write_manifest(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Writes `manifest.jsonl` and returns the folder."""
+    (folder / "manifest.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows), encoding="utf-8")
+    return folder
+
+
+def tiny_recipe(
+    model: Path,
+    data: Path,
+    output: Path,
+    *,
+    calibrate: Mapping[str, Any] | None = None,
+    quantize_awq: Mapping[str, Any] | None = None,
+    flags: Mapping[str, object] | None = None,
+    **more: Any,
+) -> LoadedRecipe:
+    """A recipe over all pictures of `build_set`; a search of few steps, since no claim of a test needs more."""
+    return load_recipe(
+        {
+            "name": "tiny",
+            "model": {"path": str(model)},
+            "output": str(output),
+            "hardware": {"device": "cpu", "threads": 1},
+            "calibrate": {"data": str(data), "split": None, "samples": len(SIZES), **(calibrate or {})},
+            "quantize_awq": {"search": {"grid": 4}, **(quantize_awq or {})},
+            **more,
+        },
+        flags=flags,
+    )
