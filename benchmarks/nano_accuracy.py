@@ -68,7 +68,9 @@ def measure(bits: int, method: str, folder: Path, scores: bool) -> dict[str, Any
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    table = Table("bits", "method", "sum of layer losses", "tower error, merged", "worst DeepStack tap", "ocr, vqa, doc: change in points", title="nano")
+    table = Table(
+        "bits", "method", "sum of layer losses", "tower error, merged", "worst DeepStack tap", "ocr, vqa, doc: change in points", title="nano"
+    )
     for row in rows:
         taps = [value for name, value in row["tower_error"].items() if name != "merged"]
         scores = ", ".join(f"{100 * (s[1] - s[0]):+.2f}" for s in row.get("scores", {}).values())

@@ -10,6 +10,7 @@ command is imported when it is called, and after its recipe is found to be right
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack
@@ -105,7 +106,7 @@ def inspect(path: str | Path) -> Result:
 
     folder = resolve_path(str(path), Path.cwd(), kind="assets")
     if folder is None:
-        raise UsageError(f"there is no folder {path}", "give a checkpoint or artifact folder, or builtin:nano")
+        raise UsageError(f"there is no file or folder {path}", "give a checkpoint or artifact folder, or builtin:nano")
     return command(folder)
 
 
@@ -133,6 +134,8 @@ def doctor(recipe: RecipeSource = "demo", **overrides: Unpack[Overrides]) -> Res
 def _load(recipe: RecipeSource, overrides: Overrides) -> LoadedRecipe:
     from qvlopt.recipe.load import load_recipe
 
+    # Read by huggingface_hub when it is imported, which is later than this: nothing is told to anyone.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     way = _way(overrides)
     if way["overwrite"] and way["resume"]:
         raise UsageError("overwrite and resume exclude each other", "resume keeps finished work, overwrite removes it")

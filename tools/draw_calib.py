@@ -34,7 +34,9 @@ def draw_set(folder: pathlib.Path, first_seed: int, wanted: dict[str, int], one_
             turns = scene.turns[:1] if one_question else scene.turns
             for turn, (question, answer) in enumerate(turns):
                 identity = name if len(turns) == 1 else f"{name}-{turn}"
-                rows.append({"id": identity, "images": [f"pictures/{name}.png"], "question": question, "answers": [answer], "task": task, "cluster": name})
+                rows.append(
+                    {"id": identity, "images": [f"pictures/{name}.png"], "question": question, "answers": [answer], "task": task, "cluster": name}
+                )
             items += len(turns)
             index += 1
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

@@ -82,13 +82,22 @@ def write_checkpoint(folder: pathlib.Path, config: Mapping[str, Any], weights: M
     _write_json(folder / "preprocessor_config.json", {**pictures, "image_processor_type": "Qwen2VLImageProcessor"})
     _write_json(folder / "video_preprocessor_config.json", {**pictures, "video_processor_type": "Qwen3VLVideoProcessor"})
     vision = sum(v.numel() for k, v in kept.items() if k.startswith("model.visual."))
-    card = CARD.format(taps=", ".join(map(str, config["vision_config"]["deepstack_visual_indexes"])), parameters=sum(v.numel() for v in kept.values()), vision=vision)
+    card = CARD.format(
+        taps=", ".join(map(str, config["vision_config"]["deepstack_visual_indexes"])), parameters=sum(v.numel() for v in kept.values()), vision=vision
+    )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _tokenizer_config(tokenizer: Any) -> dict[str, Any]:
     added = {
-        str(tokenizer.token_to_id(token)): {"content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": token in SPECIAL}
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": token in SPECIAL,
+        }
         for token in (*SPECIAL, *PLAIN)
     }
     return {

@@ -112,7 +112,9 @@ class NanoForward:
                 deep.append(self.merger(x, self._group(f"{v}.deepstack_merger_list.{taps.index(i)}", MERGER), True))
         return self.merger(x, self._group(f"{v}.merger", MERGER), False), deep
 
-    def text(self, ids: torch.Tensor, picture: tuple[torch.Tensor, list[torch.Tensor]], first: int, cos_sin: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def text(
+        self, ids: torch.Tensor, picture: tuple[torch.Tensor, list[torch.Tensor]], first: int, cos_sin: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
         """Final hidden states [B, T, D]; every row's picture stands at tokens first .. first + M."""
         t = "model.language_model"
         merged, deep = picture

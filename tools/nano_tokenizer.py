@@ -50,6 +50,7 @@ def build_tokenizer() -> Tokenizer:
 
 def chat_ids(tokenizer: Tokenizer, turns: list[tuple[str, str]], image_tokens: int) -> tuple[list[int], list[bool]]:
     """Token ids of a conversation about one picture, and which of them are answers (with their `<|im_end|>`)."""
+
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 

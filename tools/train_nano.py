@@ -113,9 +113,17 @@ def grid_of(scenes: list[Scene]) -> tuple[int, int]:
 
 def optimizers(named: dict[str, torch.nn.Parameter], kind: str, tower_lr: float, rest_lr: float) -> list[torch.optim.Optimizer]:
     """AdamW over everything, or Muon over the matrices of blocks, mergers and layers and AdamW over the rest."""
+
     def is_matrix(name: str, p: torch.nn.Parameter) -> bool:
         # the mergers' square matrices would cost half of the orthogonalisation's time
-        return kind == "muon" and p.ndim == 2 and not any(k in name for k in ("embed", "heads.", "merger.linear_fc1", "merger_list.0.linear_fc1", "merger_list.1.linear_fc1", "merger_list.2.linear_fc1"))
+        return (
+            kind == "muon"
+            and p.ndim == 2
+            and not any(
+                k in name
+                for k in ("embed", "heads.", "merger.linear_fc1", "merger_list.0.linear_fc1", "merger_list.1.linear_fc1", "merger_list.2.linear_fc1")
+            )
+        )
 
     def lr(name: str) -> float:
         return tower_lr if name.startswith("model.visual") else rest_lr
@@ -234,8 +242,13 @@ def answer_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         grid = grid_of(scenes)
         tokens = grid[0] * grid[1] // MERGE**2
         rows = []
+        listing = args.list_first + (args.list_last - args.list_first) * min(1.0, step / args.list_steps)
+        kinds = []
         for scene in scenes:
             turns = scene.turns[: 1 if rng.random() < 0.4 else 3]
+            if scene.listing and rng.random() < listing:
+                turns = [scene.listing]
+            kinds.append("list" if turns[0] is scene.listing else task_of(scene))
             rows.append(chat_ids(TOKENIZER, turns, tokens))
         length = max(len(ids) for ids, _ in rows)
         ids = np.zeros((len(rows), length), dtype=np.int64)
@@ -245,7 +258,7 @@ def answer_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
             labels[i, : len(row)] = np.where(learn, row, -100)
         assert (ids == image_id).sum() == tokens * len(rows)
         dense = np.stack([slot_targets(s) for s in scenes])
-        return pixels([np.asarray(s.image) for s in scenes]), ids, labels, grid, dense, [task_of(s) for s in scenes]
+        return pixels([np.asarray(s.image) for s in scenes]), ids, labels, grid, dense, kinds
 
     return make
 
@@ -301,7 +314,9 @@ def train_answer(args: argparse.Namespace) -> None:
         target = labels[:, 1:]
         learn = target != -100
         logits = F.linear(hidden[:, :-1][learn], forward.w["model.language_model.embed_tokens.weight"]).float()
-        token_loss = F.cross_entropy(logits, target[learn])
+        # a long answer counts more than a short one, but not by its length
+        weight = learn.sum(1)[learn.nonzero()[:, 0]].float().rsqrt()
+        token_loss = (F.cross_entropy(logits, target[learn], reduction="none") * weight).sum() / weight.sum()
         dense_logits = head(picture[0].float()).view(-1, classes)
         loss = token_loss + args.dense_weight * F.cross_entropy(dense_logits, dense, weight=penalty)
         loss.backward()
@@ -334,6 +349,9 @@ def main() -> None:
     parser.add_argument("--tap-weight", type=float, default=0.3)
     parser.add_argument("--dense-weight", type=float, default=0.2)
     parser.add_argument("--mix", type=float, nargs=3, default=(0.5, 0.2, 0.3), help="shares of ocr, vqa, doc")
+    parser.add_argument("--list-first", type=float, default=0.6, help="share of documents and shapes that are listed whole, at the start")
+    parser.add_argument("--list-last", type=float, default=0.1, help="the same at the end")
+    parser.add_argument("--list-steps", type=int, default=4000, help="steps from the one share to the other")
     parser.add_argument("--grow", type=int, default=1500, help="steps over which texts reach 8 characters")
     parser.add_argument("--begin", type=int, default=0, help="step at which this schedule starts")
     parser.add_argument("--warmup", type=int, default=60)

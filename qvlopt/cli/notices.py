@@ -38,15 +38,16 @@ def gathered(console: Console, *, is_quiet: bool, verbosity: int) -> Iterator[No
     """Routes every record and warning to one `Notices` while it lasts."""
     level = logging.CRITICAL + 1 if is_quiet else {0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
     notices = Notices(console, level=level)
-    root = logging.getLogger()
-    before = (root.level, root.handlers[:])
+    root, ours = logging.getLogger(), logging.getLogger("qvlopt")
+    before = (root.handlers, root.level, ours.level)
     root.handlers = [notices]
-    root.setLevel(min(level, logging.WARNING))
+    # Other packages tell what they do only to those who ask twice.
+    root.setLevel(logging.WARNING if verbosity < 2 else logging.DEBUG)
+    ours.setLevel(min(level, logging.WARNING))
     with warnings.catch_warnings():
         # Only the sentence is for people; file and line of the library are not.
-        warnings.showwarning = lambda message, *_rest: logging.getLogger("qvlopt").warning("%s", message)
+        warnings.showwarning = lambda message, *_rest: ours.warning("%s", message)
         try:
             yield notices
         finally:
-            root.setLevel(before[0])
-            root.handlers = before[1]
+            root.handlers, root.level, ours.level = before

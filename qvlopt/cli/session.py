@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -86,7 +87,9 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
     if isinstance(error, QvloptError):
         return Failure(error.exit_code, error.message, error.hint, (), details)
     if isinstance(error, KeyboardInterrupt):
-        return Failure(INTERRUPTED, "interrupted; finished work is kept", f"go on with: {resume_command(argv)}", (), details)
+        return Failure(INTERRUPTED, "interrupted; finished work is kept", resume_hint(argv), (), details)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return Failure(INTERNAL, "the disk is full", "free some space, or write elsewhere with --output", (), details)
     if isinstance(error, MemoryError):
         return Failure(INTERNAL, "not enough memory", "use a smaller batch or fewer samples", (), details)
     said = " ".join(str(error).split())
@@ -94,10 +97,12 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
     return Failure(INTERNAL, message, "not expected: run again with -v for the traceback", (), details)
 
 
-def resume_command(argv: Sequence[str]) -> str:
-    """The command line that goes on where this one was interrupted."""
+def resume_hint(argv: Sequence[str]) -> str | None:
+    """The command line that goes on where this one was interrupted; None for `inspect`, which keeps nothing."""
+    if "inspect" in argv[:1]:
+        return None
     kept = [word for word in argv if word not in ("--overwrite", "--resume")]
-    return shlex.join(["qvlopt", *kept, "--resume"])
+    return f"go on with: {shlex.join(['qvlopt', *kept, '--resume'])}"
 
 
 def document(command: str, outcome: Outcome) -> dict[str, Any]:

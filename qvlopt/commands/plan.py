@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel
 
 from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.report.plain import safe
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,10 +47,10 @@ class Plan:
 
         values = Table("key", "value", "origin", title=f"recipe {self.loaded.source}", title_justify="left")
         for key, value, origin in resolved_values(self.loaded):
-            values.add_row(key, _shown(value), origin)
+            values.add_row(key, safe(_shown(value)), origin)
         plan = Table("plan", "", title="dry run: nothing is written", title_justify="left")
         for item, text in self.rows:
-            plan.add_row(item, text)
+            plan.add_row(item, safe(text))
         console.print(values)
         console.print(plan)
 

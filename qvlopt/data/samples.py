@@ -154,7 +154,8 @@ def _refuse_clashes(rows: Sequence[Row]) -> None:
 
 
 def _of_split(rows: list[Row], split: str | None, path: Path) -> list[Row]:
-    if split is None:
+    """Rows of the split; a file in which no row names one is a split of its own, whatever it is called."""
+    if split is None or all(row.split is None for row in rows):
         return rows
     chosen = [row for row in rows if row.split == split]
     if not chosen:

@@ -26,7 +26,21 @@ from qvlopt.model.source import Source
 
 FLOATS = {"F32", "F16", "BF16", "F64"}
 _REPLACED = (MANIFEST, "config.json", "README.md")
-_NOT_COPIED = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".onnx.data", ".h5", ".msgpack")
+_NOT_COPIED = (
+    ".safetensors",
+    ".safetensors.index.json",
+    ".bin",
+    ".bin.index.json",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".gguf",
+    ".onnx",
+    ".onnx_data",
+    ".onnx.data",
+    ".h5",
+    ".msgpack",
+)
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -10,8 +11,8 @@ from qvlopt.report.plain import safe
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
-ACTIVE = frozenset("\\`*_{}[]()#+-!|<>&$~@:")
-"""Characters that mean something to Markdown, HTML or a forge (mentions, links)."""
+ACTIVE = re.compile(r"[\\`*\[\]<>&|~$@#]|(?<!\w)_|_(?!\w)|:(?=[:/])|(?<=:):|(?<=\bwww)\.")
+"""What means something to Markdown, HTML or a forge inside a line: marks, mentions, links, commands of a CI log."""
 
 
 class Column(NamedTuple):
@@ -54,4 +55,4 @@ def to_markdown(table: Table) -> str:
 
 def markdown_text(text: str) -> str:
     """`text` as Markdown that shows exactly it, in one line."""
-    return "".join(f"&#{ord(character)};" if character in ACTIVE else character for character in safe(text))
+    return ACTIVE.sub(lambda match: f"&#{ord(match.group())};", safe(text))

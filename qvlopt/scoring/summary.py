@@ -69,8 +69,22 @@ def sentences(comparison: Comparison) -> Iterator[str]:
         for metric in result.metrics:
             if metric.is_primary or metric.verdict is not None:
                 yield f"{metric.name} {metric.metric.name}: {_finding(metric)}"
+        yield from _oddities(result)
     yield from comparison.reasons
     yield f"{comparison.candidate}: {comparison.verdict}" + ("" if comparison.baseline else " (scored only, nothing was compared)")
+
+
+def _oddities(result: SetResult) -> Iterator[str]:
+    """Answers that are no answers, on either side; a damaged model often shows in them first."""
+    base, candidate = result.base, result.candidate
+    counts = (
+        ("answers stopped by the limit of new tokens", candidate.n_truncated, base.n_truncated if base else None),
+        ("empty answers", candidate.n_empty, base.n_empty if base else None),
+        ("items without text in the right answers", candidate.n_empty_ref, None),
+    )
+    for what, count, before in counts:
+        if count or before:
+            yield f"{result.each.name}: {count} {what}" + ("" if before is None else f", {before} of the base")
 
 
 def _finding(metric: MetricResult) -> str:

@@ -138,7 +138,7 @@ def test_overwrite_and_resume_exclude_each_other(capsys: pytest.CaptureFixture[s
 
 def test_inspect_of_nothing_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert _status(["inspect", str(tmp_path / "none")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
+    assert "there is no file or folder" in capsys.readouterr().err
 
 
 def test_candidates_reach_evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,13 +103,25 @@ def test_a_warning_is_shown_once(calibrate: Callable[..., tuple[int, str, str]])
     assert calibrate(work)[2] == "warning: again\n"
 
 
-@pytest.mark.parametrize(("words", "shown"), [((), False), (("-v",), True)])
-def test_information_is_shown_when_asked_for(calibrate: Callable[..., tuple[int, str, str]], words: tuple[str, ...], shown: bool) -> None:
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [((), ""), (("-v",), "info: layer 1 of 2\n"), (("-v", "-v"), "info: layer 1 of 2\ndebug: a detail\ninfo: another package\n")],
+)
+def test_information_is_shown_when_asked_for(calibrate: Callable[..., tuple[int, str, str]], words: tuple[str, ...], shown: str) -> None:
     def work(_given: dict[str, Any]) -> FakeResult:
         logging.getLogger("qvlopt.x").info("layer 1 of 2")
+        logging.getLogger("qvlopt.x").debug("a detail")
+        logging.getLogger("another").info("another package")
         return FakeResult()
 
-    assert ("info: layer 1 of 2" in calibrate(work, *words)[2]) is shown
+    assert calibrate(work, *words)[2] == shown
+
+
+def test_logging_is_as_before_after_a_command(calibrate: Callable[..., tuple[int, str, str]]) -> None:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level, logging.getLogger("qvlopt").level)
+    calibrate(lambda _given: FakeResult(), "-v", "-v")
+    assert (root.handlers, root.level, logging.getLogger("qvlopt").level) == before
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 4, 5])
@@ -126,7 +138,8 @@ def test_the_status_is_the_results(calibrate: Callable[..., tuple[int, str, str]
         (RunError("a shard is missing"), 5, "error: a shard is missing\n"),
         (RecipeProblems([Problem("r.yaml:3", "a: bad"), Problem("r.yaml:4", "b: bad")]), 2, "r.yaml:3: a: bad\n  r.yaml:4: b: bad\n"),
         (MemoryError(), 5, "error: not enough memory\n"),
-        (OSError(28, "No space left on device"), 5, "error: OSError: [Errno 28] No space left on device\n"),
+        (PermissionError(13, "Permission denied", "out"), 5, "error: PermissionError: [Errno 13] Permission denied: 'out'\n"),
+        (OSError(28, "No space left on device"), 5, "error: the disk is full\n  free some space, or write elsewhere with --output\n"),
         (ValueError("two\nlines"), 5, "error: ValueError: two lines\n"),
         (SystemExit(1), 5, "error: SystemExit: 1\n"),
         (AssertionError(), 5, "error: AssertionError\n"),

@@ -22,6 +22,7 @@ from qvlopt.errors import NotComparableError, RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 from tests.documents import check_document, document_of
 from tests.fakes import FakeEngine, right
+from tests.tiny import build_tiny
 
 ITEMS = 40
 
@@ -164,7 +165,7 @@ def test_failed_items_beyond_the_limit_give_status_5_and_still_a_report(place: P
     result = evaluate_with(Engines(), recipe(place), ["model"])
     assert (result.verdict, result.exit_code) == ("error", 5)
     assert "6 items failed, gate.max_failed is 0" in shown(result)
-    assert "0.png: is empty" in (result.report / "report.md").read_text(encoding="utf-8").replace("&#46;", ".").replace("&#58;", ":")
+    assert "0.png: is empty" in (result.report / "report.md").read_text(encoding="utf-8")
 
 
 def test_a_loss_gives_status_1(place: Path) -> None:
@@ -184,6 +185,13 @@ def test_too_few_items_are_inconclusive_and_the_policy_decides(place: Path, poli
     assert (result.verdict, result.exit_code) == ("inconclusive", status)
     assert "cannot rule out a drop of more than 1.00 points" in shown(result)
     assert "items would be needed" in shown(result)
+
+
+def test_answers_that_are_none_are_said_for_both_sides(place: Path) -> None:
+    says = {"awq": lambda sample: "x" * 999 if sample.id < "ocr-2" else "", "source": lambda sample: "" if sample.id == "ocr-0" else right(sample)}
+    text = shown(evaluate_with(Engines(**says), recipe(place, tasks=("ocr",)), [str(artifact(place / "awq", source=place / "source"))]))
+    assert "ocr: 12 answers stopped by the limit of new tokens, 0 of the base" in text
+    assert "ocr: 28 empty answers, 1 of the base" in text
 
 
 def test_the_worst_candidate_decides_and_the_base_is_asked_once(place: Path) -> None:
@@ -261,7 +269,7 @@ def test_candidates_that_cannot_answer_are_refused(place: Path, monkeypatch: pyt
         ("evaluate.data.0.task=chart", UsageError, "task chart is not in this version"),
         ("evaluate.data.0.path=gone", RunError, "evaluate.data ocr: there is no set gone"),
         ("evaluate.data.0.prompt=Answer!", UsageError, "prompt has no {question}"),
-        ("evaluate.data.0.split=test", UsageError, "no row has the split 'test'"),
+        ("evaluate.data.0.columns={bild: x}", UsageError, "unknown key 'bild'"),
         ("evaluate.gate.floors={ocr.bleu: 0.5}", UsageError, "ocr.bleu is no metric"),
         ("evaluate.gate.floors={ocr.cer: 0.5}", UsageError, "ocr.cer is an error rate"),
     ],
@@ -377,7 +385,23 @@ def test_a_dry_run_says_what_can_be_told_and_writes_nothing(place: Path) -> None
     plan = evaluate(recipe(place), [str(path)], dry_run=True)
     assert isinstance(plan, Plan)
     rows = [f"{row.item}: {row.value}" for row in plan.rows]
-    assert f"candidate: {path} against {source}" in rows
+    assert f"candidate: {path} against {place / 'source'}" in rows
     assert "set ocr: 40 items about 20 pictures, 0 unusable" in rows
     assert "can tell: drops of 11.92 points and more at best, margin 20.00" in rows
     assert not (place / "out").exists()
+
+
+def test_a_torch_engine_answers_through_the_command(place: Path) -> None:
+    """Two tiny checkpoints of other weights: real answers, and the same ones when asked again in other batches."""
+    (place / "source").rmdir()
+    build_tiny(place / "source")
+    other = build_tiny(place / "other", seed=1)
+    settings = ("evaluate.limit=4", "evaluate.data.0.max_new_tokens=6", "hardware.threads=1", "hardware.device=cpu")
+    results = [evaluate(recipe(place, *settings, f"evaluate.batch={batch}", tasks=("ocr",)), [str(other)]) for batch in (1, 4)]
+    rows = []
+    for result in results:
+        assert isinstance(result, EvaluateResult)
+        rows.append(items_of(result))
+    assert rows[0] == rows[1]
+    assert rows[0][0]["base_answer"]["text"] != rows[0][0]["candidate_answer"]["text"]
+    assert {row["candidate_answer"]["prompt_tokens"] > 3 for row in rows[0]} == {True}

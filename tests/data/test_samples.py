@@ -162,6 +162,11 @@ def test_the_split_filters(tmp_path: Path) -> None:
         read_samples(folder, split="test")
 
 
+def test_a_file_without_splits_is_one_split(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if key != "split"} for row in ROWS]
+    assert len(read_samples(write(tmp_path, rows), split="calibrate").samples) == 3
+
+
 def test_an_empty_set_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the file has no rows"):
         read_samples(write(tmp_path, [], "\n\n"))

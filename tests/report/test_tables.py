@@ -37,11 +37,18 @@ def test_foreign_text_neither_styles_nor_breaks_the_terminal(hostile: str) -> No
         assert hostile in text
 
 
-@pytest.mark.parametrize("hostile", ["a|b", "<script>", "`x`", "![x](http://y)", "@someone", "a\nb", "::error::x", "https://x.y", "&lt;"])
+@pytest.mark.parametrize(
+    "hostile", ["a|b", "<script>", "`x`", "![x](http://y)", "@someone", "a\nb", "::error::x", "https://x.y", "www.x.y", "&lt;", "__x__", "*x*", "#1"]
+)
 def test_foreign_text_is_no_markdown(hostile: str) -> None:
     text = markdown_text(hostile)
-    assert not set(text) & set("|<>`[]()!@\n")
+    assert not set(text) & set("|<>`[]@*\n")
+    assert "www." not in text
     assert "://" not in text
     assert "::" not in text
     line = to_markdown(Table("t", (Column("a"), Column("b")), ((hostile, "x"),))).splitlines()[-1]
     assert line.count("|") == 3
+
+
+def test_plain_words_and_numbers_stay_readable() -> None:
+    assert markdown_text("ocr exact_match: +1.25 points (n = 38), -0.5!") == "ocr exact_match: +1.25 points (n = 38), -0.5!"

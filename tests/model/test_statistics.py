@@ -1,0 +1,58 @@
+"""Statistics survive their file bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from qvlopt.errors import RunError
+from qvlopt.model.statistics import FILE, StatisticsFiles, save_statistics
+from qvlopt.quant.objective import Gram
+
+GRAMS = {
+    "model.visual.blocks.0.attn.qkv": Gram.of(torch.randn(50, 24, generator=torch.Generator().manual_seed(0)) * 1e3),
+    "model.visual.blocks.10.attn.qkv": Gram.of(torch.randn(3, 16, generator=torch.Generator().manual_seed(1))),
+    "model.visual.merger.linear_fc1": Gram.empty(8),
+}
+
+
+def test_what_is_saved_is_read_bit_for_bit(tmp_path: Path) -> None:
+    save_statistics(tmp_path, GRAMS)
+    files = StatisticsFiles(tmp_path)
+    assert files.layers == set(GRAMS)
+    for name, expected in GRAMS.items():
+        got = files.read(name)
+        assert got.count == expected.count
+        for part in ("sum", "centred", "abs_sum", "abs_max"):
+            assert torch.equal(getattr(got, part), getattr(expected, part))
+            assert getattr(got, part).dtype == getattr(expected, part).dtype
+
+
+def test_the_file_is_ordinary_safetensors_of_wide_types(tmp_path: Path) -> None:
+    save_statistics(tmp_path, GRAMS)
+    with safe_open(tmp_path / FILE, "pt") as file:
+        dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
+    assert len(dtypes) == 5 * len(GRAMS)
+    assert set(dtypes.values()) == {torch.float32, torch.float64, torch.int64}
+
+
+def test_the_same_statistics_are_the_same_bytes(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+        save_statistics(folder, GRAMS)
+    assert (folders[0] / FILE).read_bytes() == (folders[1] / FILE).read_bytes()
+
+
+def test_a_layer_that_was_not_calibrated_is_named(tmp_path: Path) -> None:
+    save_statistics(tmp_path, GRAMS)
+    with pytest.raises(RunError, match=r"has no statistics of model\.visual\.blocks\.1\.attn\.qkv"):
+        StatisticsFiles(tmp_path).read("model.visual.blocks.1.attn.qkv")
+
+
+def test_a_folder_without_statistics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=FILE):
+        StatisticsFiles(tmp_path)
