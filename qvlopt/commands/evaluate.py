@@ -15,11 +15,14 @@ import numpy
 import PIL
 
 import qvlopt
+from qvlopt.artifact.amend import amend_file
+from qvlopt.artifact.manifest import MANIFEST
 from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.commands.evaluate_inputs import find_targets, read_sets, refuse_later_features
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
 from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.report.card import CARD, Score, with_scores
 from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import markdown_text, to_markdown, to_rich
@@ -27,7 +30,7 @@ from qvlopt.report.write import jsonl_text, new_folder, write_report
 from qvlopt.scoring.compare import Comparison, Rule, compare
 from qvlopt.scoring.documents import comparison_json, item_rows
 from qvlopt.scoring.evaluate import EngineRun, EvalSet, OpenEngine, Target, run_engine
-from qvlopt.scoring.gate import OnInconclusive, Verdict, exit_status, worst
+from qvlopt.scoring.gate import MetricVerdict, OnInconclusive, Verdict, exit_status, worst
 from qvlopt.scoring.intervals import tango, z_value
 from qvlopt.scoring.summary import score_table, sentences, tables
 
@@ -114,7 +117,30 @@ def evaluate_with(
     }
     document = common | result.to_json() | {"fingerprint": _fingerprint(loaded, sets, runs)}
     write_report(report, _files(result, document))
+    for target, comparison in zip(targets, comparisons, strict=True):
+        _record_on_card(Path(target.path), comparison)
     return result
+
+
+def _record_on_card(folder: Path, comparison: Comparison) -> None:
+    """Puts the scores on the artifact's own card, where it is one of ours and nobody edited the card."""
+    compared = [metric for each in comparison.sets for metric in each.metrics if metric.is_primary and metric.figures]
+    rows = [row for metric in compared if metric.figures and (row := _score(metric.name, metric.figures, metric.metric.name))]
+    if not rows or not (folder / MANIFEST).is_file() or not (folder / CARD).is_file():
+        return
+    text = with_scores((folder / CARD).read_text(encoding="utf-8"), rows)
+    try:
+        kept = not amend_file(folder, CARD, text)
+    except OSError as error:
+        log.warning("%s: the scores could not be put on the card (%s)", folder / CARD, error.strerror)
+        return
+    if kept:
+        log.warning("%s was edited, so the scores were not put on it", folder / CARD)
+
+
+def _score(name: str, figures: MetricVerdict, metric: str) -> Score | None:
+    numbers = (figures.base, figures.candidate, figures.ci_low, figures.ci_high)
+    return None if None in numbers else Score(name, metric, figures.n, *numbers, figures.verdict)  # type: ignore[arg-type]
 
 
 def _engines(loaded: LoadedRecipe) -> OpenEngine:

@@ -74,7 +74,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleSet:
-    """Chosen items in the order of the file. `digest` covers ids, texts, clusters and the bytes of the pictures."""
+    """Chosen items in the order of the file. `digest` covers ids, texts, clusters and the bytes of the pictures, not the order."""
 
     samples: tuple[Sample, ...]
     digest: str
@@ -105,7 +105,7 @@ def read_samples(
     make = _SampleMaker(root, locked)
     samples = tuple(make(row, task) for row in _limited(rows, limit, seed))
     name = locked.name if locked else entry_path.stem
-    return SampleSet(samples, canonical_sha256([_identity(sample) for sample in samples]), name)
+    return SampleSet(samples, canonical_sha256(sorted((_identity(sample) for sample in samples), key=lambda identity: str(identity[0]))), name)
 
 
 class _SampleMaker:

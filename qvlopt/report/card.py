@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+CARD = "README.md"
 SCORES_BEGIN, SCORES_END = "<!-- scores -->", "<!-- end of scores -->"
 """What stands between these lines is replaced by each evaluation."""
 WORST = 10

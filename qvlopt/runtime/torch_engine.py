@@ -36,12 +36,13 @@ CACHE = "cache" if "cache" in inspect.signature(Qwen3VLTextModel.forward).parame
 class TorchEngine:
     """An `Engine` over a model in memory. Not thread-safe."""
 
-    def __init__(self, model: LoadedModel, prompter: Prompter, processor: PictureProcessor) -> None:
+    def __init__(self, model: LoadedModel, prompter: Prompter, processor: PictureProcessor, *, model_digest: str | None = None) -> None:
         if prompter.vocabulary_size > model.head.shape[0]:
             raise RunError(f"the tokenizer has {prompter.vocabulary_size} ids, the model only {model.head.shape[0]} rows (vocab_size)")
         self.model = model
         self.prompter = prompter
         self.processor = processor
+        self.model_digest = model_digest
         # rows beyond the tokenizer's ids only pad the table: they must never be answered
         self._head = model.head[: prompter.vocabulary_size]
         # a picture is shared while any prepared sample holds it, so that a batch encodes it once
@@ -55,7 +56,7 @@ class TorchEngine:
         vision = source.settings.vision
         if (processor.patch_size, processor.merge_size) != (vision.patch_size, vision.spatial_merge_size):
             raise RunError(f"{source.folder}: patch_size or merge_size of the picture settings is not that of config.json")
-        return cls(load_model(source, dtype=dtype, device=device), prompter, processor)
+        return cls(load_model(source, dtype=dtype, device=device), prompter, processor, model_digest=source.digest)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -63,6 +64,7 @@ class TorchEngine:
         device = self.model.device
         return {
             "engine": "torch",
+            "model_digest": self.model_digest,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "threads": torch.get_num_threads(),

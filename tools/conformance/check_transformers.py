@@ -5,7 +5,8 @@
 Holds when nothing is missing or left over, exactly the linears stored as integers are quantised ones, all other
 parameters are the twin's bit for bit, the tower's outputs equal the twin's to the last bit, and so do the greedy answers.
 
-AWQ is loaded with the kernel that dequantises and multiplies (`torch_awq`): the faster ones add in another order.
+AWQ is loaded with the kernel that dequantises and multiplies (`torch_awq`): the faster ones add in another order. It rounds
+the product before it adds the bias, which an ordinary linear does not, so the twin's linears are made to do the same.
 Zero points of compressed-tensors only load with `dequantize=True`: transformers 5.24 expects another shape otherwise.
 The last line is one JSON object; the exit status is 0 when all holds.
 """
@@ -37,7 +38,10 @@ def main() -> None:
     method, options = loading(asked.artifact)
     model, problems = load(asked.artifact, **options)
     twin, twin_problems = load(asked.twin)
-    treated = quantised_linears(model) if method == "awq" else packed
+    treated = packed
+    if method == "awq":
+        treated = quantised_linears(model)
+        add_biases_apart(twin, packed)
     towers = [max(map(relative_error, tower(model, grid), tower(twin, grid))) for grid in GRIDS]
     questions = read_questions(asked.questions, asked.limit)
     answers, expected = (answer(m, folder, questions, asked.max_new_tokens) for m, folder in ((model, asked.artifact), (twin, asked.twin)))
@@ -74,6 +78,14 @@ def load(folder: str, **options: Any) -> tuple[Qwen3VLForConditionalGeneration, 
 def quantised_linears(model: torch.nn.Module) -> set[str]:
     """Modules with packed integers; an ordinary linear has none."""
     return {name for name, module in model.named_modules() if hasattr(module, "qweight")}
+
+
+def add_biases_apart(twin: torch.nn.Module, names: set[str]) -> None:
+    """Makes linears round x @ W to their dtype before the bias is added, which is what the AWQ kernel does."""
+    for name in names:
+        linear = twin.get_submodule(name)
+        weight, bias = linear.weight.t().contiguous(), linear.bias
+        linear.forward = lambda x, weight=weight, bias=bias: torch.matmul(x.reshape(-1, x.shape[-1]), weight).add(bias).reshape(*x.shape[:-1], -1)
 
 
 def differing(model: torch.nn.Module, twin: torch.nn.Module, packed: set[str]) -> list[str]:
