@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 
-SMALL: dict[str, dict[str, Any]] = {
+SMALL: dict[str, Any] = {
     "vision": {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 128, "deepstack_visual_indexes": [1]},
     "text": {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1},
 }
 """Sub-configs of `build_tiny` for a checkpoint that is quantised in a second: every width is a multiple of 64."""
+
+PLAIN = {"scale": False, "clip": False, "bias": False}
+"""`quantize_awq.search` without any search: the fastest where a test does not look at losses."""
 
 SIZES = ((64, 64), (96, 64), (64, 96), (64, 64), (96, 64), (64, 64))
 """Width and height of the pictures of `build_set`: three grids, some of them repeated so that batches have company."""
@@ -66,3 +71,27 @@ def tiny_recipe(
         },
         flags=flags,
     )
+
+
+def stored(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint folder, by safetensors' own reader."""
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
+
+
+def same_bits(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal in dtype, shape and every byte."""
+    return got.dtype == expected.dtype and got.shape == expected.shape and torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+def with_first_value(folder: Path, values: Mapping[str, float]) -> Path:
+    """The one-file checkpoint, with the first value of the named tensors replaced."""
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in values.items():
+        tensors[name].view(-1)[0] = value
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    """Every path under a folder, hidden ones too, with inode and time of its last change."""
+    return {str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")}

@@ -33,6 +33,8 @@ KEYS = (
 CLASSES = {name: i + 1 for i, name in enumerate([*UPPER, *DIGITS, *LOWER, ".", "-", *SHAPES])}
 """Dense target of the tower's first training stage: class of what is centred in a slot; 0 is background."""
 TRAINING_SEED_LIMIT = 2**40
+TAGS = {name: i + 1 for i, name in enumerate([*KEYS, *(f"{colour} {shape}" for colour in COLOURS for shape in SHAPES)])}
+"""Dense target of the second stage, so that a value knows its key and a shape its colour; 0 is background."""
 SIZES = ((96, 64), (128, 64), (96, 96), (128, 96), (160, 96), (96, 160), (192, 96), (160, 128), (192, 128), (224, 128), (160, 192), (256, 160))
 """Width x height of the pictures, all multiples of 32, so that preprocessing does not resize them."""
 TASKS = ("ocr", "vqa", "doc")
@@ -51,6 +53,8 @@ class Scene:
     """All that is there, in reading order: asked for in training only, where it teaches far more than one answer does."""
     marks: list[tuple[int, float, float]] = field(default_factory=list)
     """(class, x, y) of each glyph's or shape's centre in pixels."""
+    tags: list[tuple[int, float, float]] = field(default_factory=list)
+    """(tag, x, y): what a place is about, the key of a document's row or a shape with its colour."""
 
 
 @functools.cache
@@ -83,13 +87,14 @@ def _ink(rng: random.Random) -> tuple[int, int, int]:
     return (ink[0], ink[1], ink[2])
 
 
-def _write(draw: ImageDraw.ImageDraw, scene: Scene, x: float, y: float, text: str, size: int, ink: tuple[int, int, int]) -> None:
-    """Writes `text` with its left end at x and its middle line at y, and marks every glyph's centre."""
+def _write(draw: ImageDraw.ImageDraw, scene: Scene, x: float, y: float, text: str, size: int, ink: tuple[int, int, int], tag: int = 0) -> None:
+    """Writes `text` with its left end at x and its middle line at y, and marks (and tags) every glyph's centre."""
     draw.text((x, y), text, font=font(size), fill=ink, anchor="lm")
     for i, glyph in enumerate(text):
         if glyph in CLASSES:
             centre = x + advance(size, text[:i]) + advance(size, glyph) / 2
             scene.marks.append((CLASSES[glyph], centre, y))
+            scene.tags.append((tag, centre, y))
 
 
 def draw_ocr(rng: random.Random, size: tuple[int, int], longest: int = 8) -> Scene:
@@ -99,9 +104,9 @@ def draw_ocr(rng: random.Random, size: tuple[int, int], longest: int = 8) -> Sce
     draw = ImageDraw.Draw(scene.image)
     text = "".join(rng.choice(UPPER + DIGITS) for _ in range(rng.randint(1, longest)))
     ink = _ink(rng)
-    smallest = 15
+    smallest = 21
     largest = smallest
-    while largest < min(46, height * 0.7) and advance(largest + 1, text) < width - 8:
+    while largest < min(48, height * 0.7) and advance(largest + 1, text) < width - 8:
         largest += 1
     while advance(smallest, text) > width - 6:
         text = text[:-1]
@@ -181,15 +186,16 @@ def draw_vqa(rng: random.Random, size: tuple[int, int]) -> Scene:
     for _ in range(60):
         if len(placed) == wanted:
             break
-        r = rng.uniform(7, min(18, height / 4))
+        r = rng.uniform(10, min(19, height / 4))
         x, y = rng.uniform(r + 2, width - r - 2), rng.uniform(r + 2, height - r - 2)
-        if any(math.hypot(x - a, y - b) < (r + c) * 1.15 + 2 for a, b, c in circles):
+        if any(math.hypot(x - a, y - b) < (r + c) * 1.2 + 3 for a, b, c in circles):
             continue
         kind, colour = rng.choice(SHAPES), rng.choice(list(COLOURS))
         _shape(draw, kind, x, y, r, COLOURS[colour])
         circles.append((x, y, r))
         placed.append((kind, colour))
         scene.marks.append((CLASSES[kind], x, y))
+        scene.tags.append((TAGS[f"{colour} {kind}"], x, y))
     scene.turns = _shape_turns(rng, placed)
     order = sorted(range(len(placed)), key=lambda i: (circles[i][1] // 32, circles[i][0]))
     scene.listing = (LIST_SHAPES, ",".join(f" {placed[i][1]} {placed[i][0]}" for i in order))
@@ -212,8 +218,8 @@ def draw_doc(rng: random.Random, size: tuple[int, int]) -> Scene:
     width, height = size
     scene = Scene(_paper(rng, size))
     draw = ImageDraw.Draw(scene.image)
-    chosen = rng.randint(13, 14 if width < 128 else 16 if width < 200 else 18)
-    pitch = chosen * rng.uniform(1.25, 1.7)
+    chosen = rng.randint(16, 17 if width < 128 else 19 if width < 200 else 22)
+    pitch = max(26.0, chosen * rng.uniform(1.4, 1.8))
     rows = min(int((height - 6) / pitch), rng.randint(2, 6))
     top = rng.uniform(pitch / 2 + 1, height - pitch * (rows - 0.5) - 1)
     ink, value_ink = _ink(rng), _ink(rng)
@@ -229,9 +235,9 @@ def draw_doc(rng: random.Random, size: tuple[int, int]) -> Scene:
         room = width - 8 - advance(chosen, key) - 6
         while advance(chosen, value) > (room if right else min(room, width - column - 3)):
             value = "".join(rng.choice(DIGITS) for _ in range(max(1, len(value) - 2)))
-        _write(draw, scene, 4, y, key, chosen, ink)
+        _write(draw, scene, 4, y, key, chosen, ink, TAGS[key])
         x = width - 4 - advance(chosen, value) if right else max(column, 4 + advance(chosen, key) + 5)
-        _write(draw, scene, x, y, value, chosen, value_ink)
+        _write(draw, scene, x, y, value, chosen, value_ink, TAGS[key])
         if ruled:
             draw.line((3, y + pitch / 2, width - 4, y + pitch / 2), fill=(170, 170, 170))
         entries.append((key, value))

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from nano_checkpoint import write_checkpoint
 from nano_forward import NanoForward
-from nano_scenes import CLASSES, OCR_QUESTIONS, SIZES, TRAINING_SEED_LIMIT, Scene, draw
+from nano_scenes import CLASSES, OCR_QUESTIONS, SIZES, TAGS, TRAINING_SEED_LIMIT, Scene, draw
 from nano_tokenizer import build_tokenizer, chat_ids
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
@@ -66,12 +66,12 @@ def pixels(images: list[np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(x.reshape(b, h * w // PATCH**2, -1).copy())
 
 
-def slot_targets(scene: Scene) -> np.ndarray:
-    """Class of the mark in each slot, int64 [M, slots]; the leftmost of several wins."""
+def slot_targets(scene: Scene, marks: list[tuple[int, float, float]]) -> np.ndarray:
+    """Class of the mark (or tag) in each slot, int64 [M, slots]; the leftmost of several wins."""
     width, height = scene.image.size
     columns, rows = width // 32, height // 32
     target = np.zeros((rows * columns, SLOTS[0] * SLOTS[1]), dtype=np.int64)
-    for kind, x, y in reversed(scene.marks):
+    for kind, x, y in reversed(marks):
         if not (0 <= x < width and 0 <= y < height):
             continue
         cell = int(y // 32) * columns + int(x // 32)
@@ -196,7 +196,7 @@ def save(model: Qwen3VLForConditionalGeneration, folder: pathlib.Path, **more: t
 def dense_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     def make(step: int):  # type: ignore[no-untyped-def]
         scenes = batch_scenes(args.seed + 17, step, args.patches, (0.45, 0.2, 0.35), 8)
-        return pixels([np.asarray(s.image) for s in scenes]), np.stack([slot_targets(s) for s in scenes]), grid_of(scenes)
+        return pixels([np.asarray(s.image) for s in scenes]), np.stack([slot_targets(s, s.marks) for s in scenes]), grid_of(scenes)
 
     return make
 
@@ -245,7 +245,7 @@ def answer_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         listing = args.list_first + (args.list_last - args.list_first) * min(1.0, step / args.list_steps)
         kinds = []
         for scene in scenes:
-            turns = scene.turns[: 1 if rng.random() < 0.4 else 3]
+            turns = scene.turns[: rng.choice((1, 1, 3, 6))]
             if scene.listing and rng.random() < listing:
                 turns = [scene.listing]
             kinds.append("list" if turns[0] is scene.listing else task_of(scene))
@@ -257,7 +257,7 @@ def answer_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
             ids[i, : len(row)] = row
             labels[i, : len(row)] = np.where(learn, row, -100)
         assert (ids == image_id).sum() == tokens * len(rows)
-        dense = np.stack([slot_targets(s) for s in scenes])
+        dense = np.stack([np.stack((slot_targets(s, s.marks), slot_targets(s, s.tags))) for s in scenes], axis=1)
         return pixels([np.asarray(s.image) for s in scenes]), ids, labels, grid, dense, kinds
 
     return make
@@ -282,14 +282,16 @@ def train_answer(args: argparse.Namespace) -> None:
     """The whole model on answers, with a little of the dense target kept so that the tower does not forget."""
     model = new_model(args.start)
     classes, slots = len(CLASSES) + 1, SLOTS[0] * SLOTS[1]
-    head = torch.nn.Linear(256, classes * slots)
+    heads = torch.nn.ModuleList([torch.nn.Linear(256, classes * slots), torch.nn.Linear(256, (len(TAGS) + 1) * slots)])
     stored = load_file(args.start / "weights.safetensors") if args.start else {}
-    if "heads.0.weight" in stored:
-        head.load_state_dict({"weight": stored["heads.0.weight"].float(), "bias": stored["heads.0.bias"].float()})
-    penalty = torch.ones(classes)
-    penalty[0] = BACKGROUND_WEIGHT
+    fitting = {k.removeprefix("heads."): v.float() for k, v in stored.items() if k.startswith("heads.")}
+    own = heads.state_dict()
+    heads.load_state_dict({k: v for k, v in fitting.items() if k in own and v.shape == own[k].shape}, strict=False)
+    penalties = [torch.ones(classes), torch.ones(len(TAGS) + 1)]
+    for penalty in penalties:
+        penalty[0] = BACKGROUND_WEIGHT
     weights = {k: v for k, v in model.named_parameters() if k != "lm_head.weight"}
-    named = weights | {f"heads.0.{k}": v for k, v in head.named_parameters()}
+    named = weights | {f"heads.{k}": v for k, v in heads.named_parameters()}
     opts = optimizers(named, args.optimizer, args.lr * args.tower_factor, args.lr)
     begin, state_file = args.begin, args.out / "answer" / "optimizer.pt"
     if args.resume and state_file.exists():
@@ -301,12 +303,12 @@ def train_answer(args: argparse.Namespace) -> None:
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["peak"] = peak
         model.load_state_dict(load_file(args.out / "answer" / "weights.safetensors"), strict=False)
-        head.load_state_dict(state["head"])
+        heads.load_state_dict(state["heads"])
     forward = NanoForward(VisionConfig.from_dict(CONFIG["vision_config"]), CONFIG["text_config"]["num_hidden_layers"], weights)  # type: ignore[arg-type, index]
     image_id = TOKENIZER.token_to_id("<|image_pad|>")
     began, seen = time.monotonic(), {}  # type: ignore[var-annotated]
     for step, (x, ids, labels, grid, dense, kinds) in enumerate(batches(answer_batch(args), begin, args.steps), begin):
-        ids, labels, dense = torch.as_tensor(ids), torch.as_tensor(labels), torch.as_tensor(dense).reshape(-1)
+        ids, labels, dense = torch.as_tensor(ids), torch.as_tensor(labels), torch.as_tensor(dense).flatten(1)
         forward.cast()
         picture = forward.vision(x, grid)
         cos, sin = model.model.language_model.rotary_emb(torch.zeros(1), answer_positions(ids, image_id, grid))
@@ -317,8 +319,11 @@ def train_answer(args: argparse.Namespace) -> None:
         # a long answer counts more than a short one, but not by its length
         weight = learn.sum(1)[learn.nonzero()[:, 0]].float().rsqrt()
         token_loss = (F.cross_entropy(logits, target[learn], reduction="none") * weight).sum() / weight.sum()
-        dense_logits = head(picture[0].float()).view(-1, classes)
-        loss = token_loss + args.dense_weight * F.cross_entropy(dense_logits, dense, weight=penalty)
+        aside = [
+            F.cross_entropy(head(picture[0].float()).view(-1, len(penalty)), target_, weight=penalty)
+            for head, target_, penalty in zip(heads, dense, penalties, strict=True)
+        ]
+        loss = token_loss + args.dense_weight * sum(aside)
         loss.backward()
         update(opts, named, schedule(step - args.begin, args.steps - args.begin, args.warmup, args.hold))
         wrong = torch.zeros(ids.shape[0], dtype=torch.bool)
@@ -326,13 +331,14 @@ def train_answer(args: argparse.Namespace) -> None:
         for kind, is_wrong in zip(kinds, wrong.tolist(), strict=True):
             seen.setdefault(kind, []).append(1.0 - is_wrong)
         seen.setdefault("loss", []).append(token_loss.item())
+        seen.setdefault("tags", []).append(aside[1].item())
         if (step + 1) % 50 == 0:
             shares = " ".join(f"{k} {sum(v) / len(v):.3f}" for k, v in sorted(seen.items()))
             print(f"answer {step + 1} {shares} {time.monotonic() - began:.0f} s", flush=True)
             seen = {}
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            save(model, args.out / "answer", **{f"heads.0.{k}": v.detach() for k, v in head.state_dict().items()})
-            torch.save({"step": step + 1, "optimizers": [o.state_dict() for o in opts], "head": head.state_dict()}, state_file)
+            save(model, args.out / "answer", **{f"heads.{k}": v.detach() for k, v in heads.state_dict().items()})
+            torch.save({"step": step + 1, "optimizers": [o.state_dict() for o in opts], "heads": heads.state_dict()}, state_file)
 
 
 def main() -> None:

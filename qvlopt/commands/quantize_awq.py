@@ -252,13 +252,14 @@ def _result(output: Path, manifest: Manifest, *, existed: bool) -> QuantizeResul
 def _plan_rows(source: Source, section: QuantizeAwqSection, choice: Choice, output: Path) -> tuple[PlanRow, ...]:
     weights = [source.tensors.entry(source.names[f"{name}.weight"]) for name in choice.quantised]
     numbers = sum(prod(entry.shape) for entry in weights)
-    bits = section.bits + (16 + section.bits) / section.group_size if section.format != "bf16" else 16
+    bits = section.bits + (16 + section.bits) / section.group_size
     whole = sum(entry.nbytes for entry in source.tensors.entries.values())
-    saved = sum(entry.nbytes for entry in weights) - int(numbers * bits / 8)
+    saved = sum(entry.nbytes for entry in weights) - int(numbers * bits / 8) if section.format != "bf16" else 0
+    rest = "everything outside it byte for byte" if section.dtype == "source" else f"everything outside it as {section.dtype}"
     return (
         PlanRow("source", f"{source.id}: {source.folder}, {whole:,} bytes of tensors"),
         PlanRow("quantises", f"{len(choice.quantised)} linears, {numbers:,} weights to {section.bits} bits in groups of {section.group_size}"),
-        PlanRow("keeps", f"{len(choice.kept_vision)} linears of the tower, and everything outside it byte for byte"),
+        PlanRow("keeps", f"{len(choice.kept_vision)} linears of the tower, and {rest}"),
         PlanRow("writes", f"{output}: about {whole - saved:,} bytes as {section.format}"),
         PlanRow("tells", "per layer the loss of plain rounding and of what was chosen; scores need qvlopt evaluate"),
     )

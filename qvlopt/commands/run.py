@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+
 class _Result(Protocol):
     @property
     def exit_code(self) -> int: ...

@@ -195,7 +195,7 @@ def _folded(fold: Fold, work: Mapping[str, torch.Tensor], scale: torch.Tensor, s
     weight_name, bias_name = f"{VISION}.{fold.producer}.weight", f"{VISION}.{fold.producer}.bias"
     weight, bias = work[weight_name], work[bias_name]
     if fold.kind == "value_rows":
-        scale = _powers_of_two(scale, weight[-len(scale) :], spec)
+        scale = _powers_of_two(scale, weight[-len(scale) :], bias[-len(scale) :], spec, dtype)
         rows = torch.cat((torch.ones(weight.shape[0] - scale.shape[0], device=scale.device), scale))
         tensors = {weight_name: weight / rows.unsqueeze(1), bias_name: bias / rows}
         return _Producer(fold.producer, tensors, rows, scale, torch.zeros_like(scale))
@@ -215,12 +215,16 @@ def _folded(fold: Fold, work: Mapping[str, torch.Tensor], scale: torch.Tensor, s
     return _Producer(fold.producer, tensors, carried, carried.repeat(fold.repeats), shift.repeat(fold.repeats))
 
 
-def _powers_of_two(scale: torch.Tensor, rows: torch.Tensor, spec: QuantSpec) -> torch.Tensor:
-    """The powers of two nearest to `scale` [K] that leave the grids of the value rows [K, inputs] storable when divided."""
+def _powers_of_two(scale: torch.Tensor, rows: torch.Tensor, bias: torch.Tensor, spec: QuantSpec, dtype: torch.dtype) -> torch.Tensor:
+    """The powers of two nearest to `scale` [K] that value rows [K, inputs] and `bias` [K] can be divided by without a loss.
+
+    The rows' grids stay storable, and a channel whose bias would lose bits in `dtype` (small in float16) keeps scale 1.
+    """
     grids = qparams(rows, spec).scale
     most = (grids.amin(1) / SMALLEST_SCALE).log2().floor()
     least = (grids.amax(1) / LARGEST_SCALE).log2().ceil()
-    return torch.exp2(scale.log2().round().clamp(least, most))
+    scale = torch.exp2(scale.log2().round().clamp(least, most))
+    return torch.where(_stored(bias / scale, dtype) * scale == _stored(bias, dtype), scale, 1.0)
 
 
 def _stored(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -100,6 +100,5 @@ def _cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A folded norm or corrected bias as it is stored."""
     cast = tensor.to(dtype)
     if not bool(torch.isfinite(cast).all()):
-        largest, limit = float(tensor.abs().max()), torch.finfo(dtype).max
-        raise RunError(f"{name}: {largest:g} does not fit {dtype}, whose largest is {limit:g}", "set quantize_awq.dtype: source")
+        raise RunError(f"{name} does not fit {dtype}, whose largest is {torch.finfo(dtype).max:g}", "set quantize_awq.dtype: source")
     return cast

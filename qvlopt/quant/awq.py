@@ -33,7 +33,7 @@ _SCALE_RATIO = 2.0**20
 """Largest ratio between two channels' scales: keeps a folded norm within float16 and dead channels from stretching the rest."""
 
 _MIN_GAIN = 1e-5
-"""A row is clipped only for a gain above the rounding error of a float32 quadratic form."""
+"""Least share of a row's loss that clipping must gain: less may be the rounding error of float32 sums."""
 
 
 class ScaleSearch(NamedTuple):
@@ -77,7 +77,7 @@ def search_clip(
 
     Returns float32 [N, G, 2] in [1 - max_shrink, 1]; the two ends are equal when `spec` is symmetric. Coordinate descent:
     group after group takes the shrink with the least loss given the errors of all other groups, so terms between groups
-    count. A row that gains nothing keeps 1 throughout: no row gets worse.
+    count. A row without a clear gain keeps 1 throughout: no row gets worse.
     A weight that was scaled needs `h` of the scaled inputs (`rescaled`). Raises ValueError as `qparams` does.
     """
     _check_inputs([w], h, h.diagonal())

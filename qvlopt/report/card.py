@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,11 +11,7 @@ SCORES_BEGIN, SCORES_END = "<!-- scores -->", "<!-- end of scores -->"
 """What stands between these lines is replaced by each evaluation."""
 WORST = 10
 
-_SERVE = {
-    "awq": "vllm serve {folder}",
-    "compressed-tensors": "vllm serve {folder}",
-    "bf16": "vllm serve {folder}",
-}
+_SERVE = "vllm serve <this folder>"
 _ENGINES = {
     "awq": (
         "vLLM loads this folder as it is. transformers needs `gptqmodel` and `accelerate`; on a CPU load it with "
@@ -52,7 +49,7 @@ def awq_card(manifest: Mapping[str, Any]) -> str:
     source = manifest["source"]
     form = section["format"]
     parts = [
-        _front_matter(source["path"], form),
+        _front_matter(source["path"], section["bits"], form),
         f"# {manifest['recipe']['name']}: vision tower in INT{section['bits']}\n",
         f"{len(layers)} linear layers of the vision tower of `{source['path']}` are rounded to {section['bits']} bits in groups of "
         f"{section['group_size']} ({'with zero points' if section['zero_point'] else 'symmetric'}). The language model and lm_head are "
@@ -61,7 +58,7 @@ def awq_card(manifest: Mapping[str, Any]) -> str:
         _sizes(manifest["modules"]),
         f"## Scores\n\n{SCORES_BEGIN}\nNot evaluated yet: run `qvlopt evaluate` on this folder.\n{SCORES_END}\n",
         _losses(layers, manifest["coverage"]),
-        f"## Running it\n\n    {_SERVE[form].format(folder='<this folder>')}\n\n{_ENGINES[form]}\n",
+        f"## Running it\n\n    {_SERVE}\n\n{_ENGINES[form]}\n",
         f"## Made by\n\nqvlopt {manifest['version']}, recipe `{manifest['recipe']['name']}` (in full in `qvlopt.json`):\n\n"
         f"    qvlopt quantize-awq --recipe {manifest['recipe']['name']}\n\n"
         f"Source digest `{source['digest']}`{', revision `' + source['revision'] + '`' if source['revision'] else ''}.\n",
@@ -80,9 +77,16 @@ def with_scores(card: str, scores: Sequence[Score]) -> str:
     return before + begin + "\n" + "\n".join(table) + "\n" + end + after
 
 
-def _front_matter(base: str, form: str) -> str:
-    lines = ["---", "library_name: transformers", "pipeline_tag: image-text-to-text", f"base_model: {base}", "base_model_relation: quantized"]
-    return "\n".join([*lines, f"tags: [qwen3_vl, vision-tower-int4, {form}]", "---", ""])
+def _front_matter(base: str, bits: int, form: str) -> str:
+    """YAML; a JSON string is one too, whatever a path holds."""
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: image-text-to-text",
+        f"base_model: {json.dumps(base)}",
+        "base_model_relation: quantized",
+    ]
+    return "\n".join([*lines, f"tags: [qwen3_vl, vision-tower-int{bits}, {form}]", "---", ""])
 
 
 def _sizes(modules: Sequence[Mapping[str, Any]]) -> str:

@@ -27,9 +27,10 @@ def checking() -> ModuleType:
 
 
 def test_packed_linears_are_those_stored_as_integers(checking: ModuleType, tmp_path: Path) -> None:
-    word = torch.zeros(1, 1, dtype=torch.int32)
-    save_file({"a.b.qweight": word, "a.b.qzeros": word, "a.c.weight": torch.ones(1, 1)}, tmp_path / "model-00001-of-00002.safetensors")
-    save_file({"a.d.weight_packed": word, "a.d.weight_shape": torch.ones(2)}, tmp_path / "model-00002-of-00002.safetensors")
+    first = {name: torch.zeros(1) for name in ("a.b.qweight", "a.b.qzeros", "a.c.weight")}
+    second = {name: torch.zeros(1) for name in ("a.d.weight_packed", "a.d.weight_shape")}
+    save_file(first, tmp_path / "model-00001-of-00002.safetensors")
+    save_file(second, tmp_path / "model-00002-of-00002.safetensors")
     assert checking.packed_linears(str(tmp_path)) == {"a.b", "a.d"}
 
 

@@ -47,7 +47,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 @pytest.mark.parametrize("case", QUANTISED)
 def test_transformers_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
     result = check("hf-awq", "check_transformers.py", artifact(case, form), artifact(case, "bf16"))
-    assert result["passed"], result
+    assert result["passed"], json.dumps(result, indent=1)
     assert result["quantised"] == QUANTISED[case]
 
 
@@ -55,7 +55,7 @@ def test_transformers_gives_the_twins_outputs(case: str, form: str, artifact: Ar
 @pytest.mark.parametrize("case", QUANTISED)
 def test_vllm_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
     result = check("vllm", "check_vllm.py", artifact(case, form), artifact(case, "bf16"))
-    assert result["passed"], result
+    assert result["passed"], json.dumps(result, indent=1)
     assert result["quantised"] == QUANTISED[case]
 
 

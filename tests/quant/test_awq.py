@@ -193,6 +193,17 @@ def test_no_row_gets_worse_by_clipping(spec: QuantSpec, seed: int, outliers: flo
         assert torch.equal(clip[..., 0], clip[..., 1])
 
 
+def test_a_row_that_gains_too_little_keeps_its_whole_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, w, h = QuantSpec(4, 8), weight(13, rows=40), Gram.of(inputs(13)).gram
+    before = row_error(rounding_error(w, spec), h)
+    gain = 1 - row_error(rounding_error(w, spec, search_clip(w, h, spec)), h) / before
+    middle = float(gain.median())
+    monkeypatch.setattr("qvlopt.quant.awq._MIN_GAIN", middle)
+    untouched = (search_clip(w, h, spec) == 1).all(-1).all(-1)
+    assert bool(untouched[gain < 0.99 * middle].all())
+    assert not bool(untouched[gain > 1.01 * middle].any())
+
+
 @pytest.mark.parametrize(("seed", "bits"), [(0, 4), (1, 4), (2, 3), (3, 2)])
 def test_clipping_is_as_good_as_the_slow_reference(seed: int, bits: int) -> None:
     spec, w, h = QuantSpec(bits, 8), weight(seed, rows=3), Gram.of(inputs(seed)).gram

@@ -2,18 +2,20 @@
 
     check_transformers.py ARTIFACT TWIN --questions calib/nano-eval
 
-Holds when nothing is missing or left over, exactly the linears stored as integers are quantised ones, all other
-parameters are the twin's bit for bit, the tower's outputs equal the twin's to the last bit, and so do the greedy answers.
+Holds when nothing is missing or left over, exactly the linears stored as integers are quantised ones, the weights that they
+apply and all other parameters are the twin's bit for bit, the tower's outputs equal the twin's to the last bit, and so do
+the greedy answers.
 
-AWQ is loaded with the kernel that dequantises and multiplies (`torch_awq`): the faster ones add in another order. It rounds
-the product before it adds the bias, which an ordinary linear does not, so the twin's linears are made to do the same.
-Zero points of compressed-tensors only load with `dequantize=True`: transformers 5.24 expects another shape otherwise.
+AWQ is loaded with the kernel that dequantises and multiplies (`torch_awq`): the faster ones add in another order. It holds
+biases in float16 and rounds the product before it adds them, which an ordinary linear does not, so the twin's linears are
+made to do the same. Zero points of compressed-tensors only load with `dequantize=True`: transformers 5.24 expects another shape otherwise.
 The last line is one JSON object; the exit status is 0 when all holds.
 """
 
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def main() -> None:
     treated = packed
     if method == "awq":
         treated = quantised_linears(model)
-        add_biases_apart(twin, packed)
+        add_biases_as_awq(twin, packed)
     towers = [max(map(relative_error, tower(model, grid), tower(twin, grid))) for grid in GRIDS]
     questions = read_questions(asked.questions, asked.limit)
     answers, expected = (answer(m, folder, questions, asked.max_new_tokens) for m, folder in ((model, asked.artifact), (twin, asked.twin)))
@@ -51,13 +53,14 @@ def main() -> None:
         "loading_problems": {**problems, **twin_problems},
         "quantised": len(treated),
         "wrongly_treated": sorted(treated ^ packed),
-        "other_parameters_differ": differing(model, twin, packed),
+        "other_weights": [name for name in sorted(packed) if not torch.equal(applied(model, name), applied(twin, name))],
+        "other_parameters": differing(model, twin, packed),
         "tower_error": max(towers),
         "questions": len(questions),
         "other_answers": [name for name in answers if answers[name] != expected[name]],
         **compared_answers(answers, asked.answers),
     }
-    wrong = ("loading_problems", "wrongly_treated", "other_parameters_differ", "tower_error", "other_answers")
+    wrong = ("loading_problems", "wrongly_treated", "other_weights", "other_parameters", "tower_error", "other_answers")
     passed = bool(packed) and not any(result[key] for key in wrong)
     finish(result, passed=passed, packages=["transformers", "gptqmodel", "compressed-tensors", "torch"])
 
@@ -80,19 +83,34 @@ def quantised_linears(model: torch.nn.Module) -> set[str]:
     return {name for name, module in model.named_modules() if hasattr(module, "qweight")}
 
 
-def add_biases_apart(twin: torch.nn.Module, names: set[str]) -> None:
-    """Makes linears round x @ W to their dtype before the bias is added, which is what the AWQ kernel does."""
+def add_biases_as_awq(twin: torch.nn.Module, names: set[str]) -> None:
+    """Makes linears hold a bias that fits float16 and add it after x @ W is rounded to their dtype."""
     for name in names:
         linear = twin.get_submodule(name)
-        weight, bias = linear.weight.t().contiguous(), linear.bias
-        linear.forward = lambda x, weight=weight, bias=bias: torch.matmul(x.reshape(-1, x.shape[-1]), weight).add(bias).reshape(*x.shape[:-1], -1)
+        linear.bias.data = linear.bias.data.to(torch.float16).to(linear.weight.dtype)
+        linear.forward = partial(multiply_then_add, linear)
+
+
+def multiply_then_add(linear: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    product = torch.matmul(x.reshape(-1, x.shape[-1]), linear.weight.t().contiguous())
+    return (product if linear.bias is None else product + linear.bias).reshape(*x.shape[:-1], -1)
+
+
+def applied(model: torch.nn.Module, name: str) -> torch.Tensor:
+    """The weights [K, N] that a linear multiplies by: what it makes of the identity, which no order of adding changes."""
+    linear = model.get_submodule(name)
+    bias, linear.bias = linear.bias, None
+    with torch.inference_mode():
+        weights = linear(torch.eye(linear.in_features, dtype=model.dtype))
+    linear.bias = bias
+    return weights
 
 
 def differing(model: torch.nn.Module, twin: torch.nn.Module, packed: set[str]) -> list[str]:
     """Parameters beside the quantised weights that are not the twin's; biases are buffers in a quantised linear."""
     found = dict(model.named_parameters()) | dict(model.named_buffers())
-    expected = {name: value for name, value in twin.named_parameters() if name.removesuffix(".weight") not in packed or not name.endswith(".weight")}
-    return [name for name, value in expected.items() if name not in found or not torch.equal(found[name], value)][:5]
+    expected = {name: value for name, value in twin.named_parameters() if not (name.endswith(".weight") and name.removesuffix(".weight") in packed)}
+    return [name for name, value in expected.items() if name not in found or not torch.equal(found[name].to(value.dtype), value)][:5]
 
 
 def tower(model: Qwen3VLForConditionalGeneration, grid: tuple[int, int]) -> list[torch.Tensor]:
