@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 SIZE_LIMITS = {"shortest_edge": 1024, "longest_edge": 262144}
 """Smallest and largest number of pixels a picture is resized to: one merged token, and 512 x 512."""
 
+ADDED = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message['role'] + '\\n' -}}
@@ -78,7 +80,10 @@ def write_checkpoint(folder: pathlib.Path, config: Mapping[str, Any], weights: M
         "bos_token_id": end, "pad_token_id": end, "eos_token_id": [stop, end], "do_sample": True, "temperature": 0.7, "top_p": 0.8,
         "top_k": 20, "repetition_penalty": 1.0,
     })  # fmt: skip
-    pictures = {"size": SIZE_LIMITS, "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "processor_class": "Qwen3VLProcessor"}  # fmt: skip
+    pictures = {
+        "size": SIZE_LIMITS, "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "processor_class": "Qwen3VLProcessor",
+    }  # fmt: skip
     _write_json(folder / "preprocessor_config.json", {**pictures, "image_processor_type": "Qwen2VLImageProcessor"})
     _write_json(folder / "video_preprocessor_config.json", {**pictures, "video_processor_type": "Qwen3VLVideoProcessor"})
     vision = sum(v.numel() for k, v in kept.items() if k.startswith("model.visual."))
@@ -90,14 +95,7 @@ def write_checkpoint(folder: pathlib.Path, config: Mapping[str, Any], weights: M
 
 def _tokenizer_config(tokenizer: Any) -> dict[str, Any]:
     added = {
-        str(tokenizer.token_to_id(token)): {
-            "content": token,
-            "lstrip": False,
-            "normalized": False,
-            "rstrip": False,
-            "single_word": False,
-            "special": token in SPECIAL,
-        }
+        str(tokenizer.token_to_id(token)): {**ADDED, "content": token, "special": token in SPECIAL}
         for token in (*SPECIAL, *PLAIN)
     }
     return {

@@ -22,6 +22,7 @@ from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.data.preflight import Preflight, Skipped, check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
 from qvlopt.errors import ItemError, RunError, UsageError
 from qvlopt.model.capture import Batch, capture_vision
@@ -42,13 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 KIND = "statistics"
-
-
-class Skipped(NamedTuple):
-    """A sample that was left out, and why."""
-
-    id: str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -121,11 +115,15 @@ def calibrate(
 
 
 class Asked(NamedTuple):
-    """What a recipe asks statistics of, opened and checked; `digest` identifies model, data and preprocessing."""
+    """What a recipe asks statistics of, opened and checked; `digest` identifies model, data and preprocessing.
+
+    `flight` says of the data's samples which can be used as far as their pictures' headers tell.
+    """
 
     loaded: LoadedRecipe
     source: Source
     data: SampleSet
+    flight: Preflight
     processor: PictureProcessor
     digest: str
 
@@ -133,7 +131,7 @@ class Asked(NamedTuple):
     def by(cls, loaded: LoadedRecipe) -> Asked:
         """Raises UsageError or RunError for a set or source that is not there or not usable."""
         source, data, processor = _inputs(loaded)
-        return cls(loaded, source, data, processor, _digest(loaded, source, data, processor))
+        return cls(loaded, source, data, check_pictures(data.samples), processor, _digest(loaded, source, data, processor))
 
 
 class Taken(NamedTuple):
@@ -146,6 +144,7 @@ class Taken(NamedTuple):
 def take_statistics(asked: Asked, progress: Progress) -> Taken:
     """Runs the tower over the pictures. Raises RunError when too few samples are usable or none has a picture."""
     section = asked.loaded.recipe.calibrate
+    _check_flight(asked)
     tower = load_vision(asked.source, dtype=torch.float32, device=prepare(asked.loaded))
     coverage = Coverage()
     progress.start(section.samples, "calibrate")
@@ -154,6 +153,8 @@ def take_statistics(asked: Asked, progress: Progress) -> Taken:
         grams = capture_vision(asked.source.settings.vision, tower.weights, batches, seen=progress.advance)
     finally:
         progress.finish()
+    for item in coverage.skipped[len(asked.flight.skipped) :]:
+        log.warning("skipped %s: %s", item.id, item.reason)
     if not coverage.images:
         raise RunError(f"{asked.data.name}: no sample has a picture, so the vision tower was never seen", "calibrate with pictures")
     return Taken(grams, coverage)
@@ -179,24 +180,41 @@ def _digest(loaded: LoadedRecipe, source: Source, data: SampleSet, processor: Pi
 
 def pictures(asked: Asked, coverage: Coverage) -> Iterator[Picture]:
     """The pictures of the first usable samples by seeded hash of their ids, whatever the order of the file."""
-    recipe, data = asked.loaded.recipe, asked.data
-    wanted = recipe.calibrate.samples
-    for sample in sorted(data.samples, key=lambda s: hashlib.sha256(f"{recipe.seed}\0{s.id}".encode()).digest()):
-        if coverage.samples == wanted:
+    recipe = asked.loaded.recipe
+    coverage.skipped.extend(asked.flight.skipped)
+    for sample in sorted(asked.flight.usable, key=lambda s: hashlib.sha256(f"{recipe.seed}\0{s.id}".encode()).digest()):
+        if coverage.samples == recipe.calibrate.samples:
             return
         try:
             found = [asked.processor.process(image.load()) for image in sample.images]
         except ItemError as error:
             coverage.skipped.append(Skipped(sample.id, error.reason))
-            log.warning("skipped %s: %s", sample.id, error.reason)
             continue
         coverage.samples += 1
         coverage.images += len(found)
         coverage.tokens += sum(picture.pixel_values.shape[0] for picture in found)
         yield from found
-    if coverage.samples < wanted:
-        left = f"{coverage.samples} usable samples of {len(data.samples)}, {len(coverage.skipped)} skipped"
-        raise RunError(f"{data.name}: {left}; calibrate.samples asks for {wanted}", "lower calibrate.samples or give more samples")
+    if coverage.samples < recipe.calibrate.samples:
+        raise _too_few(asked, coverage.samples, len(coverage.skipped))
+
+
+def _check_flight(asked: Asked) -> None:
+    """Says before the heavy part what cannot be used, and raises RunError when too little is left."""
+    for remark in asked.flight.remarks:
+        log.warning("%s: %s", asked.data.name, remark)
+    usable, skipped = len(asked.flight.usable), asked.flight.skipped
+    for item in skipped:
+        log.warning("skipped %s: %s", item.id, item.reason)
+    if skipped:
+        log.warning("%s: %d of %d samples remain", asked.data.name, usable, len(asked.data.samples))
+    if usable < asked.loaded.recipe.calibrate.samples:
+        raise _too_few(asked, usable, len(skipped))
+
+
+def _too_few(asked: Asked, usable: int, skipped: int) -> RunError:
+    left = f"{usable} usable samples of {len(asked.data.samples)}, {skipped} skipped"
+    wanted = asked.loaded.recipe.calibrate.samples
+    return RunError(f"{asked.data.name}: {left}; calibrate.samples asks for {wanted}", "lower calibrate.samples or give more samples")
 
 
 def _batches(pictures: Iterator[Picture], size: int) -> Iterator[Batch]:

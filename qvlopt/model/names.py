@@ -69,6 +69,15 @@ def vision_linears(config: VisionConfig, scope: Scope = "vision") -> tuple[str, 
     return tuple(f"{VISION}.{name}" for stage in stages for name in stage.linears)
 
 
+def unclipped_rows(linear: str, rows: int) -> int:
+    """Leading rows of a linear whose ranges are never cut: the queries and keys of a fused qkv.
+
+    Their product goes through a softmax, where the layer's output error says little; AutoAWQ leaves them out too, but
+    by names (`q_`, `k_`) that a fused `attn.qkv` does not have.
+    """
+    return rows // 3 * 2 if linear.endswith("attn.qkv") else 0
+
+
 def matching(patterns: tuple[str, ...], names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """For each glob, the canonical module names that it matches, whole or by the last dotted parts.
 

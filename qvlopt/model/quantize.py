@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from qvlopt.model.names import VISION, Fold, Stage
+from qvlopt.model.names import VISION, Fold, Stage, unclipped_rows
 from qvlopt.quant.awq import search_clip, search_scale
 from qvlopt.quant.objective import Gram, bias_correction, error, rescaled, row_error
 from qvlopt.quant.rounding import LARGEST_SCALE, SMALLEST_SCALE, Integers, QuantSpec, dequantize, qparams, quantize
@@ -55,7 +55,8 @@ class QuantizedStage(NamedTuple):
 class _Linear(NamedTuple):
     """A linear before rounding: weight [N, K], its inputs' statistics, and what its rows were divided by [N].
 
-    `bias` is the stored one; with `right_bias` the output would be exact, had the weight not to be rounded.
+    `bias` is the stored one; with `right_bias` the output would be exact, had the weight not to be rounded. The first
+    `unclipped` rows keep their whole range.
     """
 
     weight: torch.Tensor
@@ -63,6 +64,7 @@ class _Linear(NamedTuple):
     right_bias: torch.Tensor
     gram: Gram
     row_scale: torch.Tensor | None
+    unclipped: int
 
     def behind(self, producer: _Producer) -> _Linear:
         """The same layer reading what the folded producer gives: x / scale + shift."""
@@ -131,7 +133,7 @@ def quantize_stage(
 
 def _linear(tensors: Mapping[str, torch.Tensor], name: str, gram: Gram, row_scale: torch.Tensor | None) -> _Linear:
     weight, bias = tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float()
-    return _Linear(weight, bias, bias, gram, row_scale)
+    return _Linear(weight, bias, bias, gram, row_scale, unclipped_rows(name, weight.shape[0]))
 
 
 def _report(name: str, original: _Linear, rounded: _Rounded, spec: QuantSpec, search: Search) -> LayerReport:
@@ -177,8 +179,8 @@ def _round(layer: _Linear, spec: QuantSpec, search: Search) -> _Rounded:
 
 
 def _rounded(layer: _Linear, spec: QuantSpec, search: Search) -> _Rounded:
-    weight, bias, right_bias, gram, row_scale = layer
-    clip = search_clip(weight, gram.covariance() if search.bias else gram.gram, spec) if search.clip else None
+    weight, bias, right_bias, gram, row_scale, _ = layer
+    clip = _clip(layer, spec, search) if search.clip else None
     qp = qparams(weight, spec, clip)
     integers = Integers(quantize(weight, qp, spec), qp.zero_point, qp.scale)
     dw = dequantized(integers, spec, search.dtype).float() - weight
@@ -188,6 +190,12 @@ def _rounded(layer: _Linear, spec: QuantSpec, search: Search) -> _Rounded:
     loss = float((rows if row_scale is None else rows * row_scale.double().square()).sum())
     did = {"clip": clip is not None and bool((clip < 1).any()), "bias": search.bias and not torch.equal(new_bias, _stored(bias, search.dtype))}
     return _Rounded(integers, new_bias, loss, "+".join(step for step, done in did.items() if done) or ROUNDING)
+
+
+def _clip(layer: _Linear, spec: QuantSpec, search: Search) -> torch.Tensor:
+    """The best clipping of the rows that may be clipped; the others keep their whole range."""
+    found = search_clip(layer.weight[layer.unclipped :], layer.gram.covariance() if search.bias else layer.gram.gram, spec)
+    return torch.cat((torch.ones(layer.unclipped, *found.shape[1:], device=found.device), found))
 
 
 def _folded(fold: Fold, work: Mapping[str, torch.Tensor], scale: torch.Tensor, spec: QuantSpec, dtype: torch.dtype) -> _Producer | None:

@@ -7,7 +7,7 @@ import torch
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
-from qvlopt.model.names import VISION, Scope, matching, vision_linears, vision_stages
+from qvlopt.model.names import VISION, Scope, matching, unclipped_rows, vision_linears, vision_stages
 from qvlopt.model.shapes import vision_shapes
 from qvlopt.model.vision import VisionConfig, VisionTower
 from tests.tiny import tiny_config, tiny_tensors
@@ -94,3 +94,8 @@ def test_names_are_canonical_and_without_repetition(scope: Scope) -> None:
     names = vision_linears(CONFIG, scope)
     assert len(set(names)) == len(names)
     assert all(name.startswith("model.visual.") and not name.endswith(".weight") for name in names)
+
+
+def test_queries_and_keys_of_the_fused_qkv_are_never_clipped() -> None:
+    assert unclipped_rows("model.visual.blocks.3.attn.qkv", 384) == 256
+    assert unclipped_rows("model.visual.blocks.3.attn.proj", 128) == 0

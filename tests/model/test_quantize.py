@@ -372,3 +372,13 @@ def test_a_weight_that_is_not_finite_is_refused(broken: float) -> None:
     weights[f"{VISION}.blocks.0.attn.qkv.weight"][0, 0] = broken
     with pytest.raises(ValueError, match="NaN or infinity"):
         quantised(STAGES["blocks.0"], QuantSpec(4, 32), Search(torch.float32, grid=2), weights=weights)
+
+
+def test_clipping_cuts_value_rows_and_leaves_queries_and_keys_their_range() -> None:
+    spec = QuantSpec(3, 32)
+    name = f"{VISION}.blocks.0.attn.qkv"
+    done = quantised(STAGES["blocks.0"], spec, Search(torch.float32, scale=False, clip=True, bias=False))
+    whole = qparams(tower_weights()[f"{name}.weight"], spec).scale
+    both = 2 * CONFIG.hidden_size
+    assert torch.equal(done.integers[name].scale[:both], whole[:both])
+    assert not torch.equal(done.integers[name].scale[both:], whole[both:])
