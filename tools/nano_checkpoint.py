@@ -99,9 +99,10 @@ def _tokenizer_config(tokenizer: Any) -> dict[str, Any]:
         for token in (*SPECIAL, *PLAIN)
     }
     return {
-        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "added_tokens_decoder": added, "additional_special_tokens": list(SPECIAL[1:]),
-        "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None, "errors": "replace", "split_special_tokens": False,
-        "clean_up_tokenization_spaces": False, "add_bos_token": False, "model_max_length": 4096,
+        "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "added_tokens_decoder": added,
+        "additional_special_tokens": list(SPECIAL[1:]),
+        "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None, "errors": "replace",
+        "split_special_tokens": False, "clean_up_tokenization_spaces": False, "add_bos_token": False, "model_max_length": 4096,
     }  # fmt: skip
 
 
