@@ -245,7 +245,7 @@ def answer_batch(args: argparse.Namespace):  # type: ignore[no-untyped-def]
         listing = args.list_first + (args.list_last - args.list_first) * min(1.0, step / args.list_steps)
         kinds = []
         for scene in scenes:
-            turns = scene.turns[: rng.choice((1, 1, 3, 6))]
+            turns = scene.turns[: rng.choice(args.turns)]
             if scene.listing and rng.random() < listing:
                 turns = [scene.listing]
             kinds.append("list" if turns[0] is scene.listing else task_of(scene))
@@ -358,6 +358,7 @@ def main() -> None:
     parser.add_argument("--list-first", type=float, default=0.6, help="share of documents and shapes that are listed whole, at the start")
     parser.add_argument("--list-last", type=float, default=0.1, help="the same at the end")
     parser.add_argument("--list-steps", type=int, default=4000, help="steps from the one share to the other")
+    parser.add_argument("--turns", type=int, nargs="+", default=(1, 1, 3), help="questions asked about a picture, drawn from these")
     parser.add_argument("--grow", type=int, default=1500, help="steps over which texts reach 8 characters")
     parser.add_argument("--begin", type=int, default=0, help="step at which this schedule starts")
     parser.add_argument("--warmup", type=int, default=60)

@@ -90,6 +90,9 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
         return Failure(INTERRUPTED, "interrupted; finished work is kept", resume_hint(argv), (), details)
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return Failure(INTERNAL, "the disk is full", "free some space, or write elsewhere with --output", (), details)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        said = f"{error.filename}: {error.strerror}"
+        return Failure(INTERNAL, said, "check that it is there and that you may read and write it", (), details)
     if isinstance(error, MemoryError):
         return Failure(INTERNAL, "not enough memory", "use a smaller batch or fewer samples", (), details)
     said = " ".join(str(error).split())

@@ -35,6 +35,7 @@ from qvlopt.model.statistics import save_statistics
 from qvlopt.quant.objective import Gram
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
+from qvlopt.report.plain import safe
 from qvlopt.report.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class CalibrateResult:
         state = "already there" if self.existed else "calibrated"
         console.print(f"{state}: {self.layers} layers over {self.images} pictures ({self.tokens} patches) of {self.samples} samples")
         for item in self.skipped:
-            console.print(f"skipped {item.id}: {item.reason}", markup=False, highlight=False)
-        console.print(f"statistics: {self.output}", markup=False, highlight=False, soft_wrap=True)
+            console.print(safe(f"skipped {item.id}: {item.reason}"), markup=False, highlight=False, soft_wrap=True)
+        console.print(safe(f"statistics: {self.output}"), markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass

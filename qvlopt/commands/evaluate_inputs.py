@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_manifest
-from qvlopt.commands.output import is_very_folder
+from qvlopt.commands.output import is_very_folder, output_root
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
 from qvlopt.errors import NotComparableError, RunError, UsageError
 from qvlopt.model.hub import is_hub_id
 from qvlopt.recipe.load import DEFAULT, LoadedRecipe
-from qvlopt.recipe.paths import resolve_path
+from qvlopt.recipe.paths import is_there, resolve_path, user_path
 from qvlopt.recipe.schema import DataEntry
 from qvlopt.scoring.evaluate import EvalSet, Target
 from qvlopt.scoring.tasks import TASKS, task_metrics
@@ -84,7 +84,7 @@ def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
     if is_very_folder(loaded):
         log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
         return ()
-    folders = sorted(path.parent for path in Path(loaded.recipe.output).expanduser().glob(f"*/{MANIFEST}"))
+    folders = sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
     return tuple(str(folder) for folder in folders if not folder.name.startswith(".") and read_manifest(folder).kind in ANSWERING)
 
 
@@ -109,8 +109,8 @@ def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
     """What to open for a candidate, and its manifest when it is one of our artifacts. The working directory goes first."""
     if name == MODEL:
         return loaded.recipe.model.path, None
-    here = Path(name).expanduser()
-    folder = here.absolute() if here.exists() else resolve_path(name, loaded.folder, kind="assets")
+    here = user_path(name)
+    folder = here.absolute() if is_there(here) else resolve_path(name, loaded.folder, kind="assets")
     if folder is None or not folder.is_dir():
         raise UsageError(f"candidate {name}: there is no such folder", "give an artifact folder, or model for the source")
     if not (folder / MANIFEST).exists():

@@ -6,14 +6,20 @@ import dataclasses
 from pathlib import Path
 
 from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.recipe.paths import user_path
 
 FLAG = "--output"
 
 
 def output_folder(loaded: LoadedRecipe, section: str) -> Path:
     """The folder of `section` (`calibrate`, `awq`, `evaluate`, ...), relative to the working directory."""
-    root = Path(loaded.recipe.output)
+    root = output_root(loaded)
     return root if is_very_folder(loaded) else root / section
+
+
+def output_root(loaded: LoadedRecipe) -> Path:
+    """The recipe's output, relative to the working directory; `~` is the user's folder, as no shell reads a recipe."""
+    return user_path(loaded.recipe.output)
 
 
 def is_very_folder(loaded: LoadedRecipe) -> bool:

@@ -45,9 +45,9 @@ class Plan:
     def render(self, console: Console) -> None:
         from rich.table import Table
 
-        values = Table("key", "value", "origin", title=f"recipe {self.loaded.source}", title_justify="left")
+        values = Table("key", "value", "origin", title=safe(f"recipe {self.loaded.source}"), title_justify="left")
         for key, value, origin in resolved_values(self.loaded):
-            values.add_row(key, safe(_shown(value)), origin)
+            values.add_row(key, safe(_shown(value)), safe(origin))
         plan = Table("plan", "", title="dry run: nothing is written", title_justify="left")
         for item, text in self.rows:
             plan.add_row(item, safe(text))

@@ -41,6 +41,7 @@ from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
 from qvlopt.recipe.schema import QuantizeAwqSection
 from qvlopt.report.card import awq_card
+from qvlopt.report.plain import safe
 from qvlopt.report.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class QuantizeResult:
         table.add_row("loss, sum over layers", f"{rounding:.5f} (rounding)", f"{chosen:.5f} ({chosen / rounding - 1:+.0%})" if rounding else "0")
         console.print(table)
         console.print(f"{len(self.modules_quantized)} linears quantised, {len(self.modules_kept)} modules kept; {self.check.detail}", highlight=False)
-        console.print(f"artifact: {self.output}", markup=False, highlight=False, soft_wrap=True)
+        console.print(safe(f"artifact: {self.output}"), markup=False, highlight=False, soft_wrap=True)
 
 
 def quantize_awq(

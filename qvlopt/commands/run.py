@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qvlopt.commands.calibrate import calibrate
 from qvlopt.commands.evaluate import evaluate
-from qvlopt.commands.output import as_root
+from qvlopt.commands.output import as_root, output_root
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
 from qvlopt.errors import UsageError, worst_exit_code
@@ -90,7 +90,7 @@ def run(
     steps = [_step(section, loaded, how) for section in wanted]
     steps += [Step(section, "skipped", None, 0.0, None) for section in later]
     verdict = next((s.result.to_json().get("verdict") for s in steps if s.command == "evaluate" and s.result), None)
-    return RunResult(Path(loaded.recipe.output), tuple(steps), verdict)
+    return RunResult(output_root(loaded), tuple(steps), verdict)
 
 
 def _step(section: str, loaded: LoadedRecipe, how: dict[str, Any]) -> Step:

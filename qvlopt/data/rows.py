@@ -1,12 +1,14 @@
 """Parses `manifest.jsonl` line by line into checked rows; every fault is told with its file and line.
 
 The text is UTF-8 whatever the locale says, with or without a byte order mark, with LF or CRLF; blank lines are skipped.
+Half of a surrogate pair, which JSON may spell though it is no character, becomes U+FFFD: no tokenizer or file takes it.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from qvlopt.errors import RunError, UsageError
 TASKS = ("ocr", "vqa", "doc", "chart", "ocrbench", "grounding", "choice", "text")
 KEYS = ("id", "images", "question", "answers", "task", "cluster", "split", "video", "videos", "size", "kind")
 """Keys of a row; `size` and `kind` are for people and not read, `video` and `videos` fail the item by name."""
+
+HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,16 @@ def _parse(line: bytes, origin: str) -> dict[str, Any]:
         raise RunError(f"{origin}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
         raise RunError(f"{origin}: expected an object with id, images, question and answers, got {type(value).__name__}")
-    return value
+    return {_whole(key): _whole(item) for key, item in value.items()}
+
+
+def _whole(value: Any) -> Any:
+    """`value` without halves of surrogate pairs in its texts."""
+    if isinstance(value, str):
+        return HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return {_whole(key): _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _row(found: Mapping[str, Any], theirs: Mapping[str, str], origin: str) -> Row:

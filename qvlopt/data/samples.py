@@ -7,6 +7,7 @@ fails its item when the picture is asked for.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class ImageRef:
         """SHA-256 of the file's bytes in hex."""
         if self.digest is not None:
             return self.digest
-        if not self.path.is_file():
+        if not os.path.isfile(self.path):
             raise ItemError(f"{self.path}: is missing")
         return file_sha256(self.path)
 
@@ -134,7 +135,7 @@ class _SampleMaker:
         if listed is not None:
             return listed.sha256
         path = self.root / name
-        return file_sha256(path) if path.is_file() else None
+        return file_sha256(path) if os.path.isfile(path) else None
 
 
 def _contained(name: str, root: Path, origin: str) -> str:

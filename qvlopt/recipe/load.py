@@ -6,6 +6,7 @@ with its place, its key and the nearest valid key.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from qvlopt.errors import Problem, RecipeProblems, UsageError
 from qvlopt.recipe.blame import Fault, problems_of
 from qvlopt.recipe.parse import KeyPath, Parsed, parse_yaml, section_name
+from qvlopt.recipe.paths import user_path
 from qvlopt.recipe.rules import broken_rules
 from qvlopt.recipe.schema import PIPELINE, Recipe
 from qvlopt.recipe.shipped import shipped_names, shipped_recipe
@@ -165,16 +167,16 @@ def _paths(value: Any, path: KeyPath) -> Iterator[KeyPath]:
 
 
 def _find(source: str | Path) -> Path:
-    path = Path(source).expanduser()
-    if path.is_file():
+    path = user_path(source)
+    if os.path.isfile(path):
         return path
     shipped = shipped_recipe(str(source))
     if shipped is not None:
         return shipped
     names = shipped_names("recipes")
     near = nearest(str(source), names)
-    what = "is a folder, not a recipe" if path.is_dir() else "is neither a file nor a shipped recipe"
-    raise UsageError(f"{source} {what}", f"did you mean {near}?" if near else f"shipped recipes: {', '.join(names)}")
+    what = "is a folder, not a recipe" if os.path.isdir(path) and str(source) else "is neither a file nor a shipped recipe"
+    raise UsageError(f"{source or 'an empty name'} {what}", f"did you mean {near}?" if near else f"shipped recipes: {', '.join(names)}")
 
 
 def _text_of(path: Path) -> str:

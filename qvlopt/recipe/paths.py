@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from qvlopt.recipe.shipped import BUILTIN, Kind, builtin
@@ -15,8 +16,15 @@ def resolve_path(value: str, folder: Path, *, kind: Kind = "calib") -> Path | No
     """
     if value.startswith(BUILTIN):
         return builtin(value, kind)
-    path = Path(value).expanduser()
-    for candidate in (folder / path, path):
-        if candidate.exists():
-            return candidate
-    return None
+    path = user_path(value)
+    return next((candidate for candidate in (folder / path, path) if is_there(candidate)), None)
+
+
+def user_path(value: str | Path) -> Path:
+    """`value` with a leading `~` or `~USER` replaced by that user's folder, and kept where there is no such user."""
+    return Path(os.path.expanduser(value))
+
+
+def is_there(path: Path) -> bool:
+    """Whether something is at `path`. A name that no file can have, and a folder that may not be looked into, hold nothing."""
+    return os.path.exists(path)

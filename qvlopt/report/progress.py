@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichBar
 
+from qvlopt.report.plain import safe
+
 
 class Progress(Protocol):
     """One piece of work after another: `start`, any number of `advance`, `finish`. A second `start` finishes the first."""
@@ -45,16 +47,16 @@ class RichProgress:
     def start(self, total: int, text: str) -> None:
         self.finish()
         if not self._console.is_terminal:
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(safe(text), markup=False, highlight=False, soft_wrap=True)
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = RichBar(*columns, console=self._console, transient=True, redirect_stdout=False, redirect_stderr=False)
-        self._bar.add_task(text, total=total)
+        self._bar.add_task(safe(text), total=total)
         self._bar.start()
 
     def advance(self, n: int = 1, text: str | None = None) -> None:
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], advance=n, description=text)
+            self._bar.update(self._bar.task_ids[0], advance=n, description=None if text is None else safe(text))
 
     def finish(self) -> None:
         if self._bar is not None:

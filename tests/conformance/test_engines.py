@@ -22,9 +22,11 @@ pytestmark = pytest.mark.conformance
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools" / "conformance"
 QUESTIONS = ROOT / "calib" / "nano-eval"
-QUANTISED = {"vision": 14, "blocks": 8, "kept": 8, "float16": 14}
+LINEARS = {"vision": 14, "blocks": 8, "kept": 8, "float16": 14, "groups": 14, "symmetric": 14, "eight": 14}
 """How many linears of the tiny checkpoint (2 blocks of 4, 3 mergers of 2) each case of make_artifacts.py quantises."""
-FORMATS = ("awq", "compressed-tensors")
+BOTH = [(case, form) for case in ("vision", "blocks", "kept", "float16", "groups") for form in ("awq", "compressed-tensors")]
+"""Cases in the formats that both engines load on a CPU."""
+SYMMETRIC, EIGHT = ("symmetric", "compressed-tensors"), ("eight", "compressed-tensors")
 
 Artifact = Callable[[str, str], Path]
 
@@ -43,23 +45,26 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     return find
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("case", QUANTISED)
+@pytest.mark.parametrize(("case", "form"), [*BOTH, SYMMETRIC, EIGHT])
 def test_transformers_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
     result = check("hf-awq", "check_transformers.py", artifact(case, form), artifact(case, "bf16"))
     assert result["passed"], json.dumps(result, indent=1)
-    assert result["quantised"] == QUANTISED[case]
+    assert result["quantised"] == LINEARS[case]
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("case", QUANTISED)
+@pytest.mark.parametrize(("case", "form"), [*BOTH, SYMMETRIC])
 def test_vllm_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
     result = check("vllm", "check_vllm.py", artifact(case, form), artifact(case, "bf16"))
     assert result["passed"], json.dumps(result, indent=1)
-    assert result["quantised"] == QUANTISED[case]
+    assert result["quantised"] == LINEARS[case]
 
 
-def test_transformers_still_needs_dequantize_for_zero_points(artifact: Artifact) -> None:
+@pytest.mark.parametrize(("case", "form"), [("vision", "awq"), SYMMETRIC])
+def test_transformers_loads_with_no_option(case: str, form: str, artifact: Artifact) -> None:
+    run(interpreter("hf-awq"), "load_plainly.py", artifact(case, form))
+
+
+def test_transformers_still_needs_an_option_for_zero_points_of_compressed_tensors(artifact: Artifact) -> None:
     """When this fails, transformers has learnt to load them: the artifacts' README can drop its hint."""
     done = run(interpreter("hf-awq"), "load_plainly.py", artifact("vision", "compressed-tensors"), fails=True)
     assert "weight_zero_point" in done.stdout + done.stderr

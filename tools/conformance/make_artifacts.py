@@ -9,19 +9,32 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qvlopt import api
 
-INTEGERS = ("awq", "compressed-tensors")
+FORMATS = ("awq", "compressed-tensors")
 SINGLE = ("blocks.0.attn.qkv", "blocks.1.attn.proj", "blocks.1.mlp.linear_fc2", "deepstack_merger_list.1.*", "merger.linear_fc2")
-CASES: dict[str, dict[str, Any]] = {
-    "vision": {},
-    "blocks": {"scope": "vision.blocks"},
-    "kept": {"keep": ["lm_head", *SINGLE]},
-    "float16": {"dtype": "float16"},
+
+
+class Case(NamedTuple):
+    """Settings of `quantize_awq`, and the formats that have them."""
+
+    settings: dict[str, Any]
+    formats: tuple[str, ...] = FORMATS
+
+
+CASES = {
+    "vision": Case({}),
+    "blocks": Case({"scope": "vision.blocks"}),
+    "kept": Case({"keep": ["lm_head", *SINGLE]}),
+    "float16": Case({"dtype": "float16"}),
+    "groups": Case({"group_size": 64}),
+    "symmetric": Case({"zero_point": False}, ("compressed-tensors",)),
+    "eight": Case({"bits": 8}, ("compressed-tensors",)),
 }
-"""Settings of `quantize_awq`: every linear of the tower; mergers kept; single linears kept, one merger whole and one half; other floats."""
+"""Every linear of the tower; not the mergers; single linears kept, of one merger both and of another one; other floats, groups,
+zero points and bits."""
 TWIN = "bf16"
 
 
@@ -32,13 +45,13 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     asked = parser.parse_args()
     for case in asked.case or CASES:
-        for form in (*INTEGERS, TWIN):
+        for form in (*CASES[case].formats, TWIN):
             print(make_artifact(asked.folder / case / form, model=asked.model, case=case, form=form))
 
 
 def make_artifact(output: Path, *, model: str, case: str, form: str) -> Path:
     """Quantises `model` as the case says, with few calibration pictures: the numbers matter less than how they are stored."""
-    settings = {**CASES[case], "format": form}
+    settings = {**CASES[case].settings, "format": form}
     calibration = ["calibrate.data=builtin:nano", "calibrate.split=null", "calibrate.samples=16"]
     api.quantize_awq("demo", model=model, output=output, threads=1, settings=calibration, quantize_awq=settings)
     return output

@@ -38,7 +38,8 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 
 for needed in map(Requirement, requires(sys.argv[1])):
-    if needed.name.lower() not in {"torch", "torchvision", "torchaudio", "torchcodec"} and (not needed.marker or needed.marker.evaluate({"extra": ""})):
+    wanted = needed.marker is None or needed.marker.evaluate({"extra": ""})
+    if wanted and needed.name.lower() not in {"torch", "torchvision", "torchaudio", "torchcodec"}:
         needed.marker = None
         print(needed)
 PY
@@ -48,7 +49,8 @@ PY
 make_hf-awq() {
   begin
   # its build looks for the installed torch
-  "$env/bin/pip" install --quiet --no-build-isolation gptqmodel==7.3.4 transformers==5.24.0 compressed-tensors==0.20.1 accelerate pillow requests
+  "$env/bin/pip" install --quiet --no-build-isolation \
+    gptqmodel==7.3.4 transformers==5.24.0 compressed-tensors==0.20.1 accelerate pillow requests
   add_torchvision
   "$env/bin/python" -c 'import gptqmodel, transformers'
 }
@@ -62,7 +64,8 @@ make_vllm() {
 
 make_optimum() {
   begin
-  "$env/bin/pip" install --quiet transformers==5.0.0 'openvino==2026.4.*' 'openvino-tokenizers==2026.4.*' 'openvino-genai==2026.4.*' pillow
+  "$env/bin/pip" install --quiet \
+    transformers==5.0.0 'openvino==2026.4.*' 'openvino-tokenizers==2026.4.*' 'openvino-genai==2026.4.*' pillow
   install_beside_torch optimum-intel==2.2.0
   add_torchvision
   "$env/bin/python" -c 'import openvino_genai, optimum.intel'
