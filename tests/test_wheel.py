@@ -66,7 +66,7 @@ def test_a_wheel_holds_licences_the_command_and_no_tests(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         entry = next(name for name in names if name.endswith("entry_points.txt"))
-        assert "qvlopt = qvlopt.cli.app:main" in archive.read(entry).decode()
+        assert "qvlopt = qvlopt.__main__:main" in archive.read(entry).decode()
     assert {name.rsplit("/", 1)[-1] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
     assert [name for name in names if name.startswith(("tests/", "tools/")) or "__pycache__" in name] == []
     assert "qvlopt/py.typed" in names

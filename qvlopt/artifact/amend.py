@@ -27,10 +27,14 @@ def amend_file(folder: Path, name: str, text: str) -> bool:
         files = {**manifest.files, name: FileRecord(sha256=sha256_bytes(data), bytes=len(data))}
         renewed = manifest.model_copy(update={"files": files}).model_dump_json(indent=2) + "\n"
         replacements = [(path, data), (folder / MANIFEST, renewed.encode())]
-        for target, content in replacements:
-            _beside(target).write_bytes(content)
-        for target, _ in replacements:
-            os.replace(_beside(target), target)
+        try:
+            for target, content in replacements:
+                _beside(target).write_bytes(content)
+            for target, _ in replacements:
+                os.replace(_beside(target), target)
+        finally:
+            for target, _ in replacements:
+                _beside(target).unlink(missing_ok=True)
     return True
 
 

@@ -44,7 +44,7 @@ def _opened(file: Path) -> BinaryIO:
     try:
         return open(file, "rb", buffering=0)
     except OSError as error:
-        raise RunError(f"{file} cannot be read: {error.strerror}") from error
+        raise RunError(f"{file} cannot be read: {error.strerror}", hint="It must stay where it is, and readable, during a run.") from error
 
 
 def _fill(stream: BinaryIO, view: memoryview, entry: TensorEntry, position: int) -> None:

@@ -8,15 +8,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from qvlopt.artifact.lock import locked
-from qvlopt.artifact.manifest import MANIFEST, read_manifest, verify_files
+from qvlopt.artifact.manifest import CARD, MANIFEST, read_manifest, verify_files
 from qvlopt.artifact.replacement import beside, clean_stale, put_in_place, removable
 from qvlopt.artifact.syncing import sync_folder
 from qvlopt.errors import RunError, UsageError
 
 State = Literal["absent", "same", "other"]
+
+REPLACE = "Use --overwrite to replace it, --resume to go on with what is there, or another --output."
+AWAY = "Move it away, or choose another --output."
 
 _DISK_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file became larger than allowed"}
 
@@ -58,12 +61,24 @@ def write_folder(destination: Path, *, digest: str, overwrite: bool = False) -> 
 def existing_state(destination: Path, digest: str) -> State:
     """Whether the destination is free, holds the complete result with this digest, or holds something else.
 
-    An empty folder is free. The sizes of files are compared with the manifest, their contents are not read.
+    An empty folder is free. Where the digest is right, every file but the card is read and compared with the manifest.
     """
-    taken_by = _taken_by(destination, digest)
-    if taken_by is None:
+    taken = _taken(destination, digest)
+    if taken is None:
         return "absent"
-    return "other" if taken_by else "same"
+    return "same" if taken.is_result else "other"
+
+
+def is_done(destination: Path, digest: str, *, overwrite: bool) -> bool:
+    """Whether the destination holds this result already, so that there is nothing to do.
+
+    Raises UsageError, before any work, when it holds something that may not be replaced.
+    """
+    destination = Path(os.path.realpath(destination))
+    if existing_state(destination, digest) == "same":
+        return True
+    _refuse_taken(destination, digest, overwrite)
+    return False
 
 
 def require_space(folder: Path, needed_bytes: int) -> None:
@@ -77,33 +92,42 @@ def require_space(folder: Path, needed_bytes: int) -> None:
         raise RunError(fault, hint="Free some space or choose another --output.")
 
 
-def _taken_by(destination: Path, digest: str) -> str | None:
-    """None when the destination is free, "" when it holds this result, else a clause that says what it holds."""
-    if not destination.exists():
+class _Taken(NamedTuple):
+    """What stands where a result is to go: a clause that says it, what to do, and whether it is that very result."""
+
+    by: str
+    hint: str
+    is_result: bool = False
+
+
+def _taken(destination: Path, digest: str) -> _Taken | None:
+    """None when the destination is free."""
+    if not os.path.exists(destination):
         return None
     if not destination.is_dir():
-        return "is not a folder"
+        return _Taken("is not a folder", AWAY)
     if not any(destination.iterdir()):
         return None
     try:
         manifest = read_manifest(destination)
     except RunError as error:
-        return f"is taken: {error.message}"
+        return _Taken(f"is taken: {error.message}", AWAY)
     if manifest.digest != digest:
-        return f"holds another result: {manifest.kind} with digest {manifest.digest[:12]}, expected {digest[:12]}"
-    problems = verify_files(destination, hashes=False)
-    return f"holds this result, but damaged: {problems[0]}" if problems else ""
+        return _Taken(f"holds another result: {manifest.kind} with digest {manifest.digest[:12]}, expected {digest[:12]}", REPLACE)
+    problems = verify_files(destination, but=(CARD,))
+    if problems:
+        return _Taken(f"holds this result, but damaged: {problems[0]}", AWAY)
+    return _Taken("holds this result already", REPLACE, is_result=True)
 
 
 def _refuse_taken(destination: Path, digest: str, overwrite: bool) -> None:
-    taken_by = _taken_by(destination, digest)
-    if taken_by is None:
+    taken = _taken(destination, digest)
+    if taken is None:
         return
     if overwrite:
         removable(destination)
         return
-    fault = f"{destination} {taken_by or 'holds this result already'}"
-    raise UsageError(fault, hint="Use --overwrite to replace it, --resume to go on with what is there, or another --output.")
+    raise UsageError(f"{destination} {taken.by}", hint=taken.hint)
 
 
 def _check_complete(temporary: Path, digest: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,8 @@ from qvlopt.artifact.digest import sha256_file
 from qvlopt.errors import RunError
 
 MANIFEST = "qvlopt.json"
+CARD = "README.md"
+"""The artifact's card, which is for people: one that somebody edited makes the artifact no worse."""
 SCHEMA_VERSION = 1
 
 WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".onnx", ".onnx.data", ".onnx_data", ".bin")
@@ -124,6 +126,15 @@ def read_manifest(folder: Path) -> Manifest:
         raise RunError(f"{path} is broken at {where}: {first['msg']}", hint="Make the artifact again.") from error
 
 
+def read_intact(folder: Path) -> Manifest:
+    """The manifest of an artifact whose files are as it says, the card apart; RunError naming one that is not. Reads them all."""
+    manifest = read_manifest(folder)
+    problems = verify_files(folder, but=(CARD,))
+    if problems:
+        raise RunError(f"{folder} is damaged: {problems[0]}", hint="Copy it again from where it came, or make it again.")
+    return manifest
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     """Writes `qvlopt.json` with the digest of every other file of the folder filled in, and returns that manifest.
 
@@ -141,16 +152,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     return complete
 
 
-def verify_files(folder: Path, *, hashes: bool = True) -> list[str]:
+def verify_files(folder: Path, *, hashes: bool = True, but: Collection[str] = ()) -> list[str]:
     """What is wrong with the files of an artifact, in words; empty when all is as the manifest says.
 
     Finds listed files that are missing, changed or outside, and weight files that are not listed. Other extra files are no
-    fault. Without `hashes` only sizes are compared. Raises RunError when the manifest cannot be read.
+    fault. Without `hashes` only sizes are compared. Files in `but` may be what they like. Raises RunError when the manifest cannot be read.
     """
     manifest = read_manifest(folder)
     problems = []
     for name, record in manifest.files.items():
-        problem = _file_problem(folder, name, record, hashes)
+        problem = None if name in but else _file_problem(folder, name, record, hashes)
         if problem:
             problems.append(f"{name} {problem}")
     foreign = sorted(name for name in stored_files(folder) if name.endswith(WEIGHT_SUFFIXES) and name not in manifest.files)

@@ -65,6 +65,9 @@ VERBS = (
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits with its status (docs/contract.md, section 2)."""
     os.environ.update(ENVIRONMENT)
+    if sys.stdout is None or not sys.stdout.isatty():
+        # Typer takes any CI system for a terminal and would colour its help in a pipe.
+        os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
     words = list(sys.argv[1:] if argv is None else argv)
     sys.exit(_status(words))
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shlex
+import shutil
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from rich.console import Console
 
@@ -28,6 +30,7 @@ from qvlopt.report.progress import Progress, RichProgress, SilentProgress
 SCHEMA_VERSION = 1
 INTERRUPTED = 130
 INTERNAL = 5
+DISK_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file became larger than allowed"}
 WIDTH_OFF_TERMINAL = 140
 """Columns of tables in a file, pipe or CI log, where there is no width to fit."""
 
@@ -62,7 +65,8 @@ class Outcome:
 
 def perform(command: str, work: Callable[[Progress], Result], voice: Voice, argv: Sequence[str]) -> int:
     """Does `work`, prints what it gave and returns the exit status. Raises nothing."""
-    errors = Console(stderr=True, highlight=False)
+    _prepare_streams(voice)
+    errors = Console(stderr=True, highlight=False, force_terminal=_is_terminal(sys.stderr))
     started = time.perf_counter()
     result, failure = None, None
     progress = SilentProgress() if voice.quiet else RichProgress(errors)
@@ -88,8 +92,8 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
         return Failure(error.exit_code, error.message, error.hint, (), details)
     if isinstance(error, KeyboardInterrupt):
         return Failure(INTERRUPTED, "interrupted; finished work is kept", resume_hint(argv), (), details)
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return Failure(INTERNAL, "the disk is full", "free some space, or write elsewhere with --output", (), details)
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return Failure(INTERNAL, DISK_FULL[error.errno], "free some space, or write elsewhere with --output", (), details)
     if isinstance(error, OSError) and error.filename and error.strerror:
         said = f"{error.filename}: {error.strerror}"
         return Failure(INTERNAL, said, "check that it is there and that you may read and write it", (), details)
@@ -101,11 +105,23 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
 
 
 def resume_hint(argv: Sequence[str]) -> str | None:
-    """The command line that goes on where this one was interrupted; None for `inspect`, which keeps nothing."""
-    if "inspect" in argv[:1]:
+    """The command line that goes on where this one was interrupted; None for `inspect`, which keeps nothing.
+
+    With --overwrite it is the same command again, which leaves alone what it has finished.
+    """
+    if not argv or argv[0] == "inspect":
         return None
-    kept = [word for word in argv if word not in ("--overwrite", "--resume")]
-    return f"go on with: {shlex.join(['qvlopt', *kept, '--resume'])}"
+    command, *words = [word for word in argv if word != "--resume"]
+    ways = [] if "--overwrite" in words else ["--resume"]
+    return f"go on with: {shlex.join([*_program(), command, *ways, *words])}"
+
+
+def _program() -> list[str]:
+    """How to start qvlopt again: its plain name if the shell finds this very program by it."""
+    started = sys.argv[0]
+    if os.path.basename(started) == "__main__.py":
+        return [sys.executable, "-m", "qvlopt"]
+    return ["qvlopt"] if os.path.basename(started) != "qvlopt" or shutil.which("qvlopt") == started else [started]
 
 
 def document(command: str, outcome: Outcome) -> dict[str, Any]:
@@ -132,23 +148,47 @@ def _print(command: str, outcome: Outcome, voice: Voice, errors: Console) -> int
     if outcome.failure is not None:
         _print_failure(outcome.failure, errors, voice)
     try:
-        if voice.json:
-            sys.stdout.write(json_text(document(command, outcome)) + "\n")
-        elif outcome.result is not None:
-            outcome.result.render(_console())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader (`| head`) has gone; the work is done all the same. Python must not try to flush again at exit.
+        _show(command, outcome, voice)
+    except OSError as error:
+        # Python must not try to flush what is left once more at exit.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone; the work is done all the same
+            return outcome.exit_code
+        _print_failure(failure_of(error, ()), errors, voice)
+        return INTERNAL
     except Exception as error:
-        failure = failure_of(error, ())
-        _print_failure(failure, errors, voice)
-        return failure.exit_code
+        failed = replace(outcome, result=None, failure=failure_of(error, ()))
+        return INTERNAL if outcome.failure else _print(command, failed, voice, errors)
     return outcome.exit_code
 
 
+def _show(command: str, outcome: Outcome, voice: Voice) -> None:
+    if sys.stdout is None:  # closed by whoever started us: nobody listens
+        return
+    if voice.json:
+        sys.stdout.write(json_text(document(command, outcome)) + "\n")
+    elif outcome.result is not None:
+        outcome.result.render(_console())
+    sys.stdout.flush()
+
+
+def _prepare_streams(voice: Voice) -> None:
+    """JSON is UTF-8 whatever the locale says; in text, what the locale's encoding lacks is spelled out."""
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    if voice.json:
+        sys.stdout.reconfigure(encoding="utf-8")
+    else:
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """FORCE_COLOR and the like, which CI systems set for everybody, do not make a terminal of a pipe."""
+    return stream is not None and stream.isatty()
+
+
 def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = Console(highlight=False, markup=False, emoji=False, force_terminal=_is_terminal(sys.stdout))
     if not console.is_terminal:
         console.width = WIDTH_OFF_TERMINAL
     return console

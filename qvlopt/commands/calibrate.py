@@ -16,7 +16,7 @@ import torch
 
 import qvlopt
 from qvlopt.artifact.digest import digest_of
-from qvlopt.artifact.folder import existing_state, require_space, write_folder
+from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import Manifest, SourceRecord, read_manifest, write_manifest
 from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.commands.hardware import prepare
@@ -92,7 +92,7 @@ class Coverage:
 def calibrate(
     loaded: LoadedRecipe, *, overwrite: bool = False, resume: bool = False, dry_run: bool = False, progress: Progress | None = None
 ) -> CalibrateResult | Plan:
-    """Writes `<output>/calibrate`. Does nothing when the same statistics are there; `resume` changes nothing here.
+    """Writes `<output>/calibrate`. Does nothing when the same statistics are there; `resume` and `overwrite` change nothing then.
 
     Raises RunError when fewer usable samples remain than the recipe asks for, and UsageError for another output in place.
     """
@@ -102,7 +102,7 @@ def calibrate(
     output = output_folder(loaded, "calibrate")
     if dry_run:
         return Plan(loaded, _plan_rows(asked, output))
-    if not overwrite and existing_state(output, asked.digest) == "same":
+    if is_done(output, asked.digest, overwrite=overwrite):
         return _existing(output, asked.digest)
     require_space(output, _statistics_bytes(asked.source))
     with write_folder(output, digest=asked.digest, overwrite=overwrite) as folder:

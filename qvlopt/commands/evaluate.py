@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,13 @@ from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.commands.evaluate_inputs import find_targets, read_sets, refuse_later_features
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.errors import RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.card import CARD, Score, with_scores
 from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import markdown_text, to_markdown, to_rich
-from qvlopt.report.write import jsonl_text, new_folder, write_report
+from qvlopt.report.write import jsonl_text, new_folder, prepare_parent, write_report
 from qvlopt.scoring.compare import Comparison, Rule, compare
 from qvlopt.scoring.documents import comparison_json, item_rows
 from qvlopt.scoring.evaluate import EngineRun, EvalSet, OpenEngine, Target, run_engine
@@ -101,25 +103,41 @@ def evaluate_with(
     targets, (sets, remarks) = find_targets(loaded, candidates), read_sets(loaded)
     for remark in remarks:
         log.warning("%s", remark)
+    _check_place(output_folder(loaded, "evaluate"))
     runs = _run_all(open_engine, targets, sets, loaded.recipe.evaluate.batch, progress or SilentProgress())
     comparisons = tuple(_compared(target, runs, sets, loaded) for target in targets)
-    report = new_folder(output_folder(loaded, "evaluate"), started.strftime("%Y%m%dT%H%M%SZ"))
-    result = EvaluateResult(report, comparisons, loaded.recipe.evaluate.gate.on_inconclusive)
-    common = {
-        "schema_version": SCHEMA_VERSION,
-        "tool": "qvlopt",
-        "version": qvlopt.__version__,
-        "command": "evaluate",
-        "exit_code": result.exit_code,
+    rest = {
         "seconds": round(time.monotonic() - began, 3),
         "peak_rss_bytes": peak_rss_bytes(),
         "warnings": list(remarks),
+        "fingerprint": _fingerprint(loaded, sets, runs),
     }
-    document = common | result.to_json() | {"fingerprint": _fingerprint(loaded, sets, runs)}
-    write_report(report, _files(result, document))
+    result = _write(output_folder(loaded, "evaluate"), started, comparisons, loaded.recipe.evaluate.gate.on_inconclusive, rest)
     for target, comparison in zip(targets, comparisons, strict=True):
         _record_on_card(Path(target.path), comparison)
     return result
+
+
+def _check_place(parent: Path) -> None:
+    """Raises UsageError or RunError, before the work, when no report could be written below `parent`."""
+    if os.path.exists(parent) and not parent.is_dir():
+        raise UsageError(f"{parent} is not a folder", "move it away, or choose another --output")
+    try:
+        prepare_parent(parent)
+    except OSError as error:
+        raise RunError(f"no report can be written below {parent}: {error.strerror}", "choose another --output") from error
+
+
+def _write(
+    parent: Path, started: datetime, comparisons: tuple[Comparison, ...], on_inconclusive: OnInconclusive, rest: Mapping[str, Any]
+) -> EvaluateResult:
+    """Writes the report under the first name that no other run has taken or takes meanwhile."""
+    while True:
+        result = EvaluateResult(new_folder(parent, started.strftime("%Y%m%dT%H%M%SZ")), comparisons, on_inconclusive)
+        common = {"schema_version": SCHEMA_VERSION, "tool": "qvlopt", "version": qvlopt.__version__, "command": "evaluate"}
+        document = common | {"exit_code": result.exit_code} | rest | result.to_json()
+        if write_report(result.report, _files(result, document)):
+            return result
 
 
 def _record_on_card(folder: Path, comparison: Comparison) -> None:
@@ -128,11 +146,12 @@ def _record_on_card(folder: Path, comparison: Comparison) -> None:
     rows = [row for metric in compared if metric.figures and (row := _score(metric.name, metric.figures, metric.metric.name))]
     if not rows or not (folder / MANIFEST).is_file() or not (folder / CARD).is_file():
         return
-    text = with_scores((folder / CARD).read_text(encoding="utf-8"), rows)
     try:
+        text = with_scores((folder / CARD).read_text(encoding="utf-8", errors="replace"), rows)
         kept = not amend_file(folder, CARD, text)
-    except OSError as error:
-        log.warning("%s: the scores could not be put on the card (%s)", folder / CARD, error.strerror)
+    except (OSError, RunError) as error:
+        # the scores are in the report; an artifact in a read-only place, or in use by another run, is no failure
+        log.warning("%s: the scores could not be put on the card (%s)", folder / CARD, error)
         return
     if kept:
         log.warning("%s was edited, so the scores were not put on it", folder / CARD)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
-from qvlopt.artifact.manifest import MANIFEST, Manifest, read_manifest
+from qvlopt.artifact.manifest import MANIFEST, Manifest, read_intact, read_manifest
 from qvlopt.commands.output import is_very_folder, output_root
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
@@ -115,7 +114,7 @@ def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
         raise UsageError(f"candidate {name}: there is no such folder", "give an artifact folder, or model for the source")
     if not (folder / MANIFEST).exists():
         return (name if name.startswith("builtin:") else str(folder)), None
-    manifest = read_manifest(folder)
+    manifest = read_intact(folder)
     if manifest.kind not in ANSWERING:
         raise UsageError(f"candidate {name}: is an artifact of kind {manifest.kind}, which answers nothing", f"kinds that do: {', '.join(ANSWERING)}")
     return str(folder), manifest
@@ -127,6 +126,8 @@ def _baseline(loaded: LoadedRecipe, baseline: str) -> str:
         raise NotComparableError(f"evaluate.baseline: there is no folder {baseline}", "give source, or a checkpoint or artifact folder")
     if not folder.is_dir():
         raise UsageError(f"evaluate.baseline: {baseline} is a file; saved baselines are not in this version", "give source or a folder")
+    if (folder / MANIFEST).exists():
+        read_intact(folder)
     return baseline if baseline.startswith("builtin:") else str(folder.absolute())
 
 

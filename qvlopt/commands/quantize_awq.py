@@ -17,8 +17,18 @@ import transformers
 
 import qvlopt
 from qvlopt.artifact.digest import digest_of
-from qvlopt.artifact.folder import existing_state, require_space, write_folder
-from qvlopt.artifact.manifest import CheckRecord, LayerRecord, Manifest, ModuleRecord, ParentRecord, SourceRecord, read_manifest, write_manifest
+from qvlopt.artifact.folder import existing_state, is_done, require_space, write_folder
+from qvlopt.artifact.manifest import (
+    CheckRecord,
+    LayerRecord,
+    Manifest,
+    ModuleRecord,
+    ParentRecord,
+    SourceRecord,
+    read_intact,
+    read_manifest,
+    write_manifest,
+)
 from qvlopt.artifact.modules import module_rows
 from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.artifact.tensors import TensorFiles
@@ -124,7 +134,7 @@ def quantize_awq(
     digest = _digest(section, source, named.digest if named else asked.digest)
     if dry_run:
         return Plan(loaded, _plan_rows(source, section, choice, output))
-    if not overwrite and existing_state(output, digest) == "same":
+    if is_done(output, digest, overwrite=overwrite):
         return _result(output, read_manifest(output), existed=True)
     require_space(output, sum(entry.nbytes for entry in source.tensors.entries.values()))
     statistics = named or _own_statistics(asked, progress, overwrite=overwrite)
@@ -167,7 +177,7 @@ def _named_statistics(asked: calibration.Asked) -> Statistics | None:
     folder = resolve_path(named, asked.loaded.folder)
     if folder is None:
         raise RunError(f"quantize_awq.statistics: there is no folder {named}", "give the output of qvlopt calibrate, or null")
-    manifest = read_manifest(folder)
+    manifest = read_intact(folder)
     if manifest.kind != calibration.KIND or manifest.source is None or manifest.source.digest != asked.source.digest:
         raise RunError(f"quantize_awq.statistics: {folder} was not calibrated on this source", "run qvlopt calibrate with this model.path")
     return Statistics(StatisticsFiles(folder).read, manifest.coverage or {}, manifest.digest)

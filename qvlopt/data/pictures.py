@@ -92,7 +92,8 @@ def _opened(source: Path | bytes, root: Path | None) -> Iterator[ImageFile]:
     except MemoryError:
         raise  # says something about the machine, not about the picture
     except Exception as error:  # a decoder may raise anything on a damaged file, and only this item shall fail
-        reason = str(error) or type(error).__name__
+        strerror = error.strerror if isinstance(error, OSError) else None  # without it the file would be named twice
+        reason = strerror or str(error) or type(error).__name__
         raise ItemError(f"{name}: {reason}") from error
 
 

@@ -20,6 +20,7 @@ TASKS = ("ocr", "vqa", "doc", "chart", "ocrbench", "grounding", "choice", "text"
 KEYS = ("id", "images", "question", "answers", "task", "cluster", "split", "video", "videos", "size", "kind")
 """Keys of a row; `size` and `kind` are for people and not read, `video` and `videos` fail the item by name."""
 
+A_LINE = 'write one object a line, such as {"id": "1", "images": ["a.png"], "question": "What is it?", "answers": ["a cup"]}'
 HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -42,7 +43,7 @@ def read_rows(path: Path, *, columns: Mapping[str, str]) -> list[Row]:
     """Every row of the file. `columns` maps our keys to the file's. Raises RunError with file and line, or when there is no file."""
     unknown = sorted(set(columns) - set(KEYS))
     if unknown:
-        raise UsageError(f"columns: unknown key {unknown[0]!r}, expected one of {', '.join(KEYS)}")
+        raise UsageError(f"columns: unknown key {unknown[0]!r}, expected one of {', '.join(KEYS)}", hint="it maps our keys to the file's")
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
@@ -57,9 +58,9 @@ def _parse(line: bytes, origin: str) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise RunError(f"{origin}: byte {error.start + 1} is not UTF-8", hint="save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{origin}: not valid JSON: {error}") from error
+        raise RunError(f"{origin}: not valid JSON: {error}", hint=A_LINE) from error
     if not isinstance(value, dict):
-        raise RunError(f"{origin}: expected an object with id, images, question and answers, got {type(value).__name__}")
+        raise RunError(f"{origin}: expected an object with id, images, question and answers, got {type(value).__name__}", hint=A_LINE)
     return {_whole(key): _whole(item) for key, item in value.items()}
 
 
@@ -81,7 +82,7 @@ def _row(found: Mapping[str, Any], theirs: Mapping[str, str], origin: str) -> Ro
     values = {theirs[key]: value for key, value in found.items()}
     task = _optional(values, "task", origin)
     if task is not None and task not in TASKS:
-        raise RunError(f"{origin}: task is {task!r}, expected one of {', '.join(TASKS)}")
+        raise RunError(f"{origin}: task is {task!r}, expected one of {', '.join(TASKS)}", hint="correct or remove the key")
     videos = [values[key] for key in ("video", "videos") if values.get(key) is not None]
     return Row(
         origin=origin,
@@ -104,7 +105,7 @@ def _identifier(value: object, origin: str) -> str:
 
 def _question(value: object, origin: str) -> str:
     if not isinstance(value, str):
-        raise RunError(f"{origin}: question is {value!r}, expected text")
+        raise RunError(f"{origin}: question is {value!r}, expected text", hint=A_LINE)
     return value
 
 
@@ -113,7 +114,7 @@ def _optional(values: Mapping[str, Any], key: str, origin: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RunError(f"{origin}: {key} is {value!r}, expected text")
+        raise RunError(f"{origin}: {key} is {value!r}, expected text", hint="correct or remove the key")
     return str(value)
 
 
@@ -131,4 +132,4 @@ def _text(item: object, key: str, origin: str) -> str:
         return item
     if key == "answers" and isinstance(item, int) and not isinstance(item, bool):
         return str(item)
-    raise RunError(f"{origin}: {key} holds {item!r}, expected text or a list of texts")
+    raise RunError(f"{origin}: {key} holds {item!r}, expected text or a list of texts", hint=A_LINE)

@@ -26,6 +26,7 @@ TEXT_NEEDED = (
 TEXT_DEFAULTS = {"hidden_act": "silu", "attention_bias": False}
 """The only keys of text_config that may be absent, with the values of configuration_qwen3_vl.py."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+RESTORE = "take config.json from the original checkpoint"
 
 
 class ModelConfig(NamedTuple):
@@ -49,15 +50,15 @@ def read_config(folder: Path) -> ModelConfig:
     except FileNotFoundError as error:
         raise RunError(f"{folder}: config.json is missing", hint="name the folder of a Qwen3-VL checkpoint") from error
     except ValueError as error:
-        raise RunError(f"{path}: not valid JSON ({error})") from error
+        raise RunError(f"{path}: not valid JSON ({error})", hint=RESTORE) from error
     kind = raw.get("model_type") if isinstance(raw, dict) else None
     if kind != MODEL_TYPE:
         raise RunError(f"{path}: model_type is {kind!r}, expected {MODEL_TYPE!r}", hint="other model families are not supported")
     for section in ("vision_config", "text_config"):
         if not isinstance(raw.get(section), dict):
-            raise RunError(f"{path}: {section} is missing")
+            raise RunError(f"{path}: {section} is missing", hint=RESTORE)
     if not isinstance(raw.get("image_token_id"), int):
-        raise RunError(f"{path}: image_token_id is missing")
+        raise RunError(f"{path}: image_token_id is missing", hint=RESTORE)
     return ModelConfig(
         vision=_vision_config(raw["vision_config"], path),
         text=_text_settings(raw["text_config"], path),
@@ -102,7 +103,7 @@ def rope_parameters(text: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _text_settings(text: Mapping[str, Any], path: Path) -> dict[str, Any]:
     missing = [key for key in TEXT_NEEDED if text.get(key) is None]
     if missing:
-        raise RunError(f"{path}: text_config lacks {', '.join(missing)}")
+        raise RunError(f"{path}: text_config lacks {', '.join(missing)}", hint=RESTORE)
     settings = {key: text[key] for key in TEXT_NEEDED} | {key: text.get(key, default) for key, default in TEXT_DEFAULTS.items()}
     return {**settings, "rope_parameters": rope_parameters(text, f"{path}: text_config")}
 
@@ -111,7 +112,7 @@ def _vision_config(vision: Mapping[str, Any], path: Path) -> VisionConfig:
     try:
         return VisionConfig.from_dict(vision)
     except KeyError as error:
-        raise RunError(f"{path}: vision_config lacks {error.args[0]}") from error
+        raise RunError(f"{path}: vision_config lacks {error.args[0]}", hint=RESTORE) from error
 
 
 def _dtype(raw: Mapping[str, Any], path: Path) -> torch.dtype | None:

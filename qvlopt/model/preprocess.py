@@ -172,7 +172,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], Path]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise RunError(f"{path}: not valid JSON ({error})") from error
+            raise RunError(f"{path}: not valid JSON ({error})", hint="take the file from the original checkpoint") from error
         config = config.get("image_processor") if name == "processor_config.json" and isinstance(config, dict) else config
         if isinstance(config, dict):
             _check_steps(config, path)

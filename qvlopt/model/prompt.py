@@ -28,6 +28,7 @@ PICTURE_MARK = "<image>"
 """Where a question wants its pictures; without it they come before the text."""
 ENCODED_TEXTS = 4096
 """How many distinct pieces of text keep their ids; sets ask the same questions again and again."""
+RESTORE = "take the file from the original checkpoint"
 
 
 class _Slot(NamedTuple):
@@ -66,7 +67,7 @@ class Prompter:
             merge, max_tokens = config["vision_config"]["spatial_merge_size"], config["text_config"]["max_position_embeddings"]
             image_token_id = config["image_token_id"]
         except (KeyError, TypeError) as error:
-            raise RunError(f"{folder / 'config.json'}: {error} is missing, expected the config of a Qwen3-VL checkpoint") from error
+            raise RunError(f"{folder / 'config.json'}: {error} is missing, expected the config of a Qwen3-VL checkpoint", hint=RESTORE) from error
         return cls(
             tokenizer=tokenizer,
             template=_read_template(folder, tokenizer_config),
@@ -139,7 +140,7 @@ class Prompter:
         parts = _take_apart(rendered, names, special)
         slots = [part.number for part in parts if isinstance(part, _Slot)]
         if sorted(slots) != list(range(len(names))):
-            raise RunError("the chat template does not show each text of a message once, as it is; expected a Qwen3-VL template")
+            raise RunError("the chat template does not show each text of a message once, as it is; expected a Qwen3-VL template", hint=RESTORE)
         if parts.count(self.image_token_id) != kinds.count(True):
             raise RunError(
                 f"the chat template wrote {parts.count(self.image_token_id)} image tokens for {kinds.count(True)} pictures; "
@@ -181,7 +182,7 @@ def _render(template: str, messages: list[dict[str, Any]], names: Mapping[str, s
     try:
         return environment.from_string(template).render(messages=messages, add_generation_prompt=True, **names)
     except (jinja2.TemplateError, TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise RunError(f"the chat template cannot be rendered: {error}") from error
+        raise RunError(f"the chat template cannot be rendered: {error}", hint=RESTORE) from error
 
 
 def _raise_exception(message: str) -> None:
@@ -200,9 +201,9 @@ def _read_json(path: Path, *, optional: bool = False) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise RunError(f"{path}: missing", hint="copy it from the original checkpoint") from error
     except ValueError as error:
-        raise RunError(f"{path}: not valid JSON ({error})") from error
+        raise RunError(f"{path}: not valid JSON ({error})", hint=RESTORE) from error
     if not isinstance(data, dict):
-        raise RunError(f"{path}: expected a JSON object")
+        raise RunError(f"{path}: expected a JSON object", hint=RESTORE)
     return data
 
 
@@ -212,7 +213,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises bare Exception for any broken file
-        raise RunError(f"{path}: not a tokenizer ({error})") from error
+        raise RunError(f"{path}: not a tokenizer ({error})", hint=RESTORE) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -43,9 +43,7 @@ class LoadedRecipe:
     source: str
 
 
-def load_recipe(
-    source: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = (), flags: Mapping[str, object] | None = None
-) -> LoadedRecipe:
+def load_recipe(source: str | Path | Mapping[str, Any], *, overrides: Sequence[str] = (), flags: Mapping[str, object] | None = None) -> LoadedRecipe:
     """Loads and checks a recipe.
 
     `source` is a path, a shipped name or a mapping; `overrides` are `key.path=value` with YAML values; `flags` maps dotted
@@ -182,12 +180,12 @@ def _find(source: str | Path) -> Path:
 def _text_of(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes, which is no recipe")
+            raise UsageError(f"{path} has more than {MAX_BYTES:,} bytes, which is no recipe", "give a YAML file, or the name of a shipped one")
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text: byte {error.start}") from error
+        raise UsageError(f"{path} is not UTF-8 text: byte {error.start}", "a recipe is a YAML file; save it as UTF-8") from error
     except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}", "check its permissions") from error
 
 
 def _as_mapping(parsed: Parsed, shown: str) -> dict[str, Any]:

@@ -14,6 +14,8 @@ surrogate pairs."""
 COMMAND = re.compile(r"^(\s*)(?=::)|(?<=#)(?=#(?:\[|vso\[|teamcity\[))", re.MULTILINE)
 """Where the log of a CI job would take text for a command: `::` at the start of a line, `##[`, `##vso[` and
 `##teamcity[` anywhere."""
+ACTIVE_IN_JSON = re.compile(rf"(?!\n){CONTROL.pattern}|(?<=#)#(?=\[|vso\[|teamcity\[)")
+"""The same inside a JSON document, where only line breaks between its values are left to stand."""
 
 
 def safe(text: str, *, keep_lines: bool = False) -> str:
@@ -22,9 +24,14 @@ def safe(text: str, *, keep_lines: bool = False) -> str:
     return "\n".join(COMMAND.sub(r"\1\\", CONTROL.sub(_spelled, line)) for line in lines)
 
 
-def json_text(value: Any) -> str:
-    """One JSON document, readable and in UTF-8's whole range; NaN and infinities become null, which JSON has."""
-    return json.dumps(finite(value), ensure_ascii=False, indent=2, allow_nan=False)
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    """One JSON document, readable and in UTF-8's whole range; NaN and infinities become null, which JSON has.
+
+    With `indent` None it is one line. What a terminal or the log of a CI job would obey is there as `\\uXXXX`, so printing
+    the document is harmless and reading it gives the text as it was.
+    """
+    text = json.dumps(finite(value), ensure_ascii=False, indent=indent, allow_nan=False)
+    return ACTIVE_IN_JSON.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def finite(value: Any) -> Any:

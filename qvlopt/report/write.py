@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
+import re
+import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qvlopt.report.plain import finite
+from qvlopt.report.plain import json_text
 
 LATEST = "latest"
+LEFTOVER = re.compile(r"\.(?:[0-9]{8}T[0-9]{6}Z(?:-[0-9]+)?|latest)\.tmp-([0-9]+)(?:-[0-9a-f]+)?")
+"""What a run that was killed while it wrote a report leaves beside, with that process's id."""
 
 
 def jsonl_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """One JSON object a line; NaN and infinities become null."""
-    return "".join(json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    """One JSON object a line, as harmless to print as `json_text` makes it."""
+    return "".join(json_text(row, indent=None) + "\n" for row in rows)
 
 
 def new_folder(parent: Path, stamp: str) -> Path:
@@ -27,21 +33,70 @@ def new_folder(parent: Path, stamp: str) -> Path:
     return path
 
 
-def write_report(folder: Path, files: Mapping[str, str]) -> None:
+def prepare_parent(parent: Path) -> None:
+    """Makes sure that reports can be written below `parent`, before the work whose outcome they hold; makes nothing that stays.
+
+    Raises OSError when they cannot. What killed runs left there is removed.
+    """
+    place = Path(os.path.abspath(parent))
+    while not os.path.exists(place):
+        place = place.parent
+    with tempfile.TemporaryDirectory(dir=place, prefix=".qvlopt-"):
+        pass
+    for path in parent.glob(".*.tmp-*"):
+        match = LEFTOVER.fullmatch(path.name)
+        if match is None or _is_alive(int(match[1])):
+            continue
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def write_report(folder: Path, files: Mapping[str, str]) -> bool:
     """Writes the texts as UTF-8 into `folder`, which gets its name when all are on the disk, and points `latest` to it.
 
-    Raises OSError when that fails; then nothing is left.
+    False when another run took that name meanwhile. Raises OSError when writing fails. In both cases nothing is left.
     """
+    made = [place for place in (folder.parent, *folder.parent.parents) if not place.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
-    temporary.mkdir()
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
+        temporary.mkdir()
         for name, text in files.items():
             _write_text(temporary / name, text)
-        os.rename(temporary, folder)
+        if not _renamed(temporary, folder):
+            return False
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for place in made:
+            with suppress(OSError):  # not empty: the report is there
+                place.rmdir()
     _point_latest(folder)
+    return True
+
+
+def _renamed(temporary: Path, folder: Path) -> bool:
+    try:
+        os.rename(temporary, folder)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether another process has this id; our own marks a leftover too, for in containers ids repeat."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _write_text(path: Path, text: str) -> None:

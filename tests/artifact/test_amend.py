@@ -54,3 +54,16 @@ def test_nothing_is_left_beside_the_amended_file(artifact: Path) -> None:
     amend_file(artifact, "README.md", "new\n")
     assert sorted(path.name for path in artifact.iterdir()) == ["README.md", "data.txt", "qvlopt.json"]
     assert [path.name for path in artifact.parent.iterdir()] == ["artifact"]
+
+
+def test_a_failure_leaves_nothing_beside_and_changes_nothing(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> int:
+        with path.open("wb") as stream:
+            stream.write(data[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        amend_file(artifact, "README.md", "new\n")
+    assert sorted(path.name for path in artifact.iterdir()) == ["README.md", "data.txt", "qvlopt.json"]
+    assert verify_files(artifact) == []

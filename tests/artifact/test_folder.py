@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qvlopt.artifact.folder import existing_state, require_space, write_folder
+from qvlopt.artifact.folder import existing_state, is_done, require_space, write_folder
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from qvlopt.artifact.tensors import TensorWriter
 from qvlopt.errors import RunError, UsageError
@@ -503,6 +503,38 @@ def test_a_damaged_result_is_not_the_same(tmp_path: Path, damage: Callable[[Path
     make(tmp_path / "out")
     damage(tmp_path / "out")
     assert existing_state(tmp_path / "out", DIGEST) == "other"
+
+
+def test_a_flipped_bit_is_noticed_and_an_edited_card_is_none_of_our_business(tmp_path: Path) -> None:
+    make(tmp_path / "out", weights=b"weights")
+    (tmp_path / "out" / "README.md").write_text("card")
+    write_manifest(tmp_path / "out", read_manifest(tmp_path / "out"))
+    (tmp_path / "out" / "README.md").write_text("my own words")
+    assert existing_state(tmp_path / "out", DIGEST) == "same"
+    (tmp_path / "out" / "model.safetensors").write_bytes(b"wEights")
+    assert existing_state(tmp_path / "out", DIGEST) == "other"
+    with pytest.raises(UsageError, match=r"but damaged: model\.safetensors has another content") as caught:
+        is_done(tmp_path / "out", DIGEST, overwrite=False)
+    assert "Move it away" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_what_is_done_is_known_before_any_work(tmp_path: Path, overwrite: bool) -> None:
+    assert not is_done(tmp_path / "out", DIGEST, overwrite=overwrite)
+    make(tmp_path / "out")
+    assert is_done(tmp_path / "out", DIGEST, overwrite=overwrite)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").touch()
+    with pytest.raises(UsageError, match="photos"):
+        is_done(tmp_path / "photos", DIGEST, overwrite=overwrite)
+
+
+def test_another_result_is_refused_before_any_work_unless_it_may_go(tmp_path: Path) -> None:
+    make(tmp_path / "out", digest="2" * 64)
+    with pytest.raises(UsageError, match="holds another result") as caught:
+        is_done(tmp_path / "out", DIGEST, overwrite=False)
+    assert "--overwrite" in (caught.value.hint or "")
+    assert not is_done(tmp_path / "out", DIGEST, overwrite=True)
 
 
 def test_too_little_space_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

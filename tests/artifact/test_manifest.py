@@ -18,6 +18,7 @@ from qvlopt.artifact.manifest import (
     ModuleRecord,
     ParentRecord,
     SourceRecord,
+    read_intact,
     read_manifest,
     verify_files,
     write_manifest,
@@ -157,3 +158,11 @@ def test_a_loss_that_is_no_number_cannot_be_recorded() -> None:
 def test_writing_again_lists_the_files_of_now(folder: Path) -> None:
     (folder / "README.md").unlink()
     assert set(write_manifest(folder, read_manifest(folder)).files) == {"model.safetensors", "sub/é x.json"}
+
+
+def test_an_artifact_is_read_only_if_its_files_are_as_listed(folder: Path) -> None:
+    (folder / "README.md").write_text("a card that somebody edited")
+    assert read_intact(folder).kind == FULL.kind
+    (folder / "model.safetensors").write_bytes(b"w3ights")
+    with pytest.raises(RunError, match=r"is damaged: model\.safetensors has another content"):
+        read_intact(folder)

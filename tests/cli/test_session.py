@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +19,7 @@ from rich.console import Console
 
 from qvlopt import api
 from qvlopt.cli.app import _status
+from qvlopt.cli.session import resume_hint
 from qvlopt.errors import NotComparableError, Problem, RecipeProblems, RunError, UsageError
 from qvlopt.report.progress import Progress
 from tests.documents import check_document
@@ -138,8 +142,9 @@ def test_the_status_is_the_results(calibrate: Callable[..., tuple[int, str, str]
         (RunError("a shard is missing"), 5, "error: a shard is missing\n"),
         (RecipeProblems([Problem("r.yaml:3", "a: bad"), Problem("r.yaml:4", "b: bad")]), 2, "r.yaml:3: a: bad\n  r.yaml:4: b: bad\n"),
         (MemoryError(), 5, "error: not enough memory\n"),
-        (PermissionError(13, "Permission denied", "out"), 5, "error: PermissionError: [Errno 13] Permission denied: 'out'\n"),
+        (PermissionError(13, "Permission denied", "out"), 5, "error: out: Permission denied\n  check that it is there"),
         (OSError(28, "No space left on device"), 5, "error: the disk is full\n  free some space, or write elsewhere with --output\n"),
+        (OSError(27, "File too large", "out"), 5, "error: a file became larger than allowed\n"),
         (ValueError("two\nlines"), 5, "error: ValueError: two lines\n"),
         (SystemExit(1), 5, "error: SystemExit: 1\n"),
         (AssertionError(), 5, "error: AssertionError\n"),
@@ -179,6 +184,56 @@ def test_a_result_that_cannot_be_shown_is_status_5(calibrate: Callable[..., tupl
     assert "KeyError" in err
 
 
+def test_a_result_that_is_no_json_is_one_document_too(calibrate: Callable[..., tuple[int, str, str]]) -> None:
+    status, out, err = calibrate(lambda _given: FakeResult(extra={"odd": object()}), "--json")
+    document = json.loads(out)
+    check_document(document)
+    assert (status, document["exit_code"]) == (5, 5)
+    assert "TypeError" in document["error"]["message"]
+    assert "TypeError" in err
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_stdout_that_cannot_be_written_is_status_5_and_no_traceback(words: tuple[str, ...]) -> None:
+    done = _in_a_process("json.dumps", *words, stdout="/dev/full")
+    assert done.returncode == 5
+    assert done.stderr.decode() == "error: the disk is full\n  free some space, or write elsewhere with --output\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--json",)])
+def test_a_locale_without_the_signs_changes_nothing_but_the_signs(words: tuple[str, ...]) -> None:
+    done = _in_a_process("'扫 é'", *words)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if words:
+        assert json.loads(done.stdout.decode("utf-8"))["output"] == "扫 é"
+    else:
+        assert done.stdout == b"\\u626b \\xe9\n"
+
+
+def test_what_ci_systems_set_makes_no_terminal_of_a_pipe() -> None:
+    done = _in_a_process("'x'", FORCE_COLOR="1", GITHUB_ACTIONS="true", TTY_COMPATIBLE="1", TTY_INTERACTIVE="1")
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+def _in_a_process(said: str, *words: str, stdout: str | None = None, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """`qvlopt calibrate WORDS` that gives one text, in a process with an ASCII locale."""
+    program = (
+        "import json, sys\n"
+        "from qvlopt import api\n"
+        "from qvlopt.cli.app import main\n"
+        "class Result:\n"
+        "    exit_code = 0\n"
+        f"    def to_json(self): return {{'output': str({said})}}\n"
+        f"    def render(self, console): console.print({said}, style='bold red')\n"
+        "api.calibrate = lambda recipe, **given: Result()\n"
+        f"main(['calibrate', *{list(words)!r}])\n"
+    )
+    variables = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"} | environment
+    with open(stdout or os.devnull, "wb") as target:
+        stream = target if stdout else subprocess.PIPE
+        return subprocess.run([sys.executable, "-c", program], env=variables, stdout=stream, stderr=subprocess.PIPE, check=False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_130_and_prints_the_command_that_goes_on(calibrate: Callable[..., tuple[int, str, str]], number: int) -> None:
     def work(_given: dict[str, Any]) -> FakeResult:
@@ -186,9 +241,34 @@ def test_an_interrupt_is_130_and_prints_the_command_that_goes_on(calibrate: Call
         signal.pause()
         return FakeResult()
 
-    status, out, err = calibrate(work, "--set", "name=a b", "--overwrite")
+    status, out, err = calibrate(work, "--set", "name=a b")
     assert (status, out) == (130, "")
-    assert "go on with: qvlopt calibrate --set 'name=a b' --resume" in err
+    assert "go on with: qvlopt calibrate --resume --set 'name=a b'\n" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "resumed"),
+    [
+        (["evaluate", "--resume", "a b"], "evaluate --resume 'a b'"),
+        (["evaluate", "--", "-odd-"], "evaluate --resume -- -odd-"),
+        (["run", "--overwrite", "--json"], "run --overwrite --json"),
+    ],
+)
+def test_the_command_that_goes_on_is_one_that_can(typed: list[str], resumed: str) -> None:
+    assert resume_hint(typed) == f"go on with: qvlopt {resumed}"
+
+
+@pytest.mark.parametrize(
+    ("started", "program"),
+    [("/x/qvlopt/__main__.py", [sys.executable, "-m", "qvlopt"]), ("/not/on the/path/qvlopt", ["/not/on the/path/qvlopt"]), ("pytest", ["qvlopt"])],
+)
+def test_the_command_that_goes_on_starts_the_same_program(monkeypatch: pytest.MonkeyPatch, started: str, program: list[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [started])
+    assert resume_hint(["run"]) == f"go on with: {shlex.join([*program, 'run', '--resume'])}"
+
+
+def test_inspect_keeps_nothing_to_go_on_with() -> None:
+    assert resume_hint(["inspect", "x"]) is None
 
 
 def test_sigterm_is_as_before_after_a_command(calibrate: Callable[..., tuple[int, str, str]]) -> None:

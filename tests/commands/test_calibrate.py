@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import random
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from safetensors.torch import load_file
 
 from qvlopt.artifact.manifest import read_manifest, verify_files
@@ -199,6 +201,15 @@ def test_other_statistics_in_place_are_kept_unless_overwritten(model: Path, data
     replaced = calibrate(tiny_recipe(model, data, tmp_path, calibrate=change), overwrite=True)
     assert isinstance(replaced, CalibrateResult)
     assert read_manifest(tmp_path / "calibrate").digest == replaced.digest != first.digest
+
+
+def test_the_ids_of_skipped_samples_act_on_no_terminal(model: Path, tmp_path: Path) -> None:
+    rows = [row(index) for index in range(len(SIZES))] + [row(0, id="\x1b[31mred [b]\n::error::x", images=["none.png"])]
+    stream = io.StringIO()
+    calibrated(model, build_set(tmp_path / "hostile", rows=rows), tmp_path / "out").render(Console(file=stream, markup=False))
+    assert "\\x1b[31mred [b]\\n::error::x" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+    assert not any(line.startswith("::") for line in stream.getvalue().splitlines())
 
 
 def test_another_model_or_other_pixels_are_other_statistics(model: Path, data: Path, tmp_path: Path) -> None:

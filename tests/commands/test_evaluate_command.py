@@ -14,12 +14,15 @@ from PIL import Image
 from rich.console import Console
 
 from qvlopt.artifact.digest import sha256_bytes
-from qvlopt.artifact.manifest import Manifest, SourceRecord, write_manifest
+from qvlopt.artifact.lock import locked
+from qvlopt.artifact.manifest import Manifest, SourceRecord, read_manifest, verify_files, write_manifest
+from qvlopt.commands import evaluate as module
 from qvlopt.commands.evaluate import EvaluateResult, evaluate, evaluate_with
 from qvlopt.commands.plan import Plan
 from qvlopt.data.samples import Sample
-from qvlopt.errors import NotComparableError, RunError, UsageError
+from qvlopt.errors import NotComparableError, QvloptError, RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
+from qvlopt.report.write import write_report
 from tests.documents import check_document, document_of
 from tests.fakes import FakeEngine, right
 from tests.tiny import build_tiny
@@ -405,3 +408,79 @@ def test_a_torch_engine_answers_through_the_command(place: Path) -> None:
     assert rows[0] == rows[1]
     assert rows[0][0]["base_answer"]["text"] != rows[0][0]["candidate_answer"]["text"]
     assert {row["candidate_answer"]["prompt_tokens"] > 3 for row in rows[0]} == {True}
+
+
+CARD_FRAME = "# Card\n<!-- scores -->\n<!-- end of scores -->\n"
+
+
+def with_card(folder: Path) -> Path:
+    (folder / "README.md").write_text(CARD_FRAME, encoding="utf-8")
+    write_manifest(folder, read_manifest(folder))
+    return folder
+
+
+def test_the_scores_go_on_the_candidates_card(place: Path) -> None:
+    path = with_card(artifact(place / "awq", source=place / "source"))
+    evaluate_with(Engines(), recipe(place), [str(path)])
+    assert "exact_match" in (path / "README.md").read_text(encoding="utf-8")
+    assert verify_files(path) == []
+
+
+def test_a_card_that_cannot_be_renewed_is_a_warning_and_the_report_is_there(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = with_card(artifact(place / "awq", source=place / "source"))
+    with locked(path):
+        result = evaluate_with(Engines(), recipe(place), [str(path)])
+    assert (result.exit_code, (result.report / "report.md").is_file()) == (0, True)
+    assert "README.md: the scores could not be put on the card" in caplog.text
+    assert (path / "README.md").read_text(encoding="utf-8") == CARD_FRAME
+
+
+def test_a_card_that_somebody_edited_stays_theirs_whatever_its_encoding(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = with_card(artifact(place / "awq", source=place / "source"))
+    (path / "README.md").write_bytes("été".encode("latin-1"))
+    assert evaluate_with(Engines(), recipe(place), [str(path)]).exit_code == 0
+    assert "was edited" in caplog.text
+    assert (path / "README.md").read_bytes() == "été".encode("latin-1")
+
+
+@pytest.mark.parametrize("role", ["candidate", "baseline"])
+def test_an_artifact_whose_weights_changed_is_not_asked(place: Path, role: str) -> None:
+    path = artifact(place / "awq", source=place / "source")
+    (path / "model.safetensors").write_bytes(b"weights")
+    write_manifest(path, read_manifest(path))
+    (path / "model.safetensors").write_bytes(b"wEights")
+    candidates, settings = ([str(path)], ()) if role == "candidate" else (["model"], (f"evaluate.baseline={path}",))
+    engines = Engines()
+    with pytest.raises(RunError, match=r"awq is damaged: model\.safetensors"):
+        evaluate_with(engines, recipe(place, *settings), candidates)
+    assert engines.opened == []
+
+
+@pytest.mark.parametrize("output", ["file", "file/below"])
+def test_a_place_where_no_report_can_be_written_is_refused_before_the_work(place: Path, output: str) -> None:
+    (place / "file").write_text("mine")
+    engines = Engines()
+    with pytest.raises(QvloptError, match=r"file") as refused:
+        evaluate_with(engines, recipe(place, f"output={place / output}"), ["model"])
+    assert refused.value.hint is not None
+    assert engines.opened == []
+    assert (place / "file").read_text() == "mine"
+
+
+def test_two_runs_of_the_same_second_both_leave_their_report(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other run's report appears after this one chose its name."""
+    choose = module.new_folder
+    theirs: list[Path] = []
+
+    def overtaken(parent: Path, stamp: str) -> Path:
+        path = choose(parent, stamp)
+        if not theirs:
+            theirs.append(path)
+            write_report(path, {"report.md": "theirs"})
+        return path
+
+    monkeypatch.setattr(module, "new_folder", overtaken)
+    result = evaluate_with(Engines(), recipe(place), ["model"])
+    assert result.report.name == f"{theirs[0].name}-2"
+    assert report_of(result)["output"] == str(result.report)
+    assert (theirs[0] / "report.md").read_text(encoding="utf-8") == "theirs"

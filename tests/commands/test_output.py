@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from qvlopt.commands.output import as_root, is_very_folder, output_folder
 from qvlopt.recipe.load import load_recipe
 
@@ -28,3 +30,8 @@ def test_to_run_the_option_names_the_root_of_all_sections() -> None:
     assert not is_very_folder(loaded)
     assert output_folder(loaded, "awq") == Path("here/awq")
     assert output_folder(loaded, "evaluate") == Path("here/evaluate")
+
+
+def test_a_tilde_in_a_recipe_is_the_users_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert output_folder(load_recipe({**RECIPE, "output": "~/there"}), "awq") == Path("/home/me/there/awq")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from rich.console import Console
 
@@ -35,3 +36,12 @@ def test_a_plan_shows_values_as_a_recipe_would_hold_them() -> None:
     text = stream.getvalue()
     for part in ("seed", "--set", "null", "true", "[lm_head]", "nothing is written", "out/[demo]/awq"):
         assert part in text
+
+
+def test_a_hostile_name_of_a_recipe_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+    path = tmp_path / "\x1b[31m[red]x.yaml"
+    path.write_text("model: {path: m}\n", encoding="utf-8")
+    stream = io.StringIO()
+    Plan(load_recipe(path), ()).render(Console(file=stream, width=400, markup=False))
+    assert "\\x1b[31m[red]x.yaml" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()

@@ -93,6 +93,23 @@ def test_overwriting_removes_nothing_of_the_users(model: Path, data: Path, tmp_p
     assert listing(result.output) == before
 
 
+def test_an_output_that_is_taken_is_refused_before_any_work(model: Path, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "awq").mkdir()
+    (tmp_path / "awq" / "mine").touch()
+    with pytest.raises(UsageError, match="awq is taken"):
+        quantised(model, data, tmp_path, search=PLAIN)
+    assert os.listdir(tmp_path) == ["awq"]
+
+
+def test_overwriting_leaves_alone_what_is_done(model: Path, data: Path, tmp_path: Path) -> None:
+    quantised(model, data, tmp_path, search=PLAIN)
+    before = listing(tmp_path)
+    result = quantize_awq(tiny_recipe(model, data, tmp_path, quantize_awq={"search": PLAIN}), overwrite=True)
+    assert isinstance(result, QuantizeResult)
+    assert result.existed
+    assert listing(tmp_path) == before
+
+
 def test_finished_statistics_are_used_again(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calibrate(tiny_recipe(model, data, tmp_path))
     monkeypatch.setattr(calibration, "take_statistics", None)

@@ -47,32 +47,35 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.mark.parametrize(("case", "form"), [*BOTH, SYMMETRIC, EIGHT])
 def test_transformers_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
-    result = check("hf-awq", "check_transformers.py", artifact(case, form), artifact(case, "bf16"))
+    result = check("hf-awq", "check_transformers.py", artifact, case=case, form=form)
     assert result["passed"], json.dumps(result, indent=1)
     assert result["quantised"] == LINEARS[case]
 
 
 @pytest.mark.parametrize(("case", "form"), [*BOTH, SYMMETRIC])
 def test_vllm_gives_the_twins_outputs(case: str, form: str, artifact: Artifact) -> None:
-    result = check("vllm", "check_vllm.py", artifact(case, form), artifact(case, "bf16"))
+    result = check("vllm", "check_vllm.py", artifact, case=case, form=form)
     assert result["passed"], json.dumps(result, indent=1)
     assert result["quantised"] == LINEARS[case]
 
 
 @pytest.mark.parametrize(("case", "form"), [("vision", "awq"), SYMMETRIC])
 def test_transformers_loads_with_no_option(case: str, form: str, artifact: Artifact) -> None:
-    run(interpreter("hf-awq"), "load_plainly.py", artifact(case, form))
+    python = interpreter("hf-awq")
+    run(python, "load_plainly.py", artifact(case, form))
 
 
 def test_transformers_still_needs_an_option_for_zero_points_of_compressed_tensors(artifact: Artifact) -> None:
     """When this fails, transformers has learnt to load them: the artifacts' README can drop its hint."""
-    done = run(interpreter("hf-awq"), "load_plainly.py", artifact("vision", "compressed-tensors"), fails=True)
+    python = interpreter("hf-awq")
+    done = run(python, "load_plainly.py", artifact("vision", "compressed-tensors"), fails=True)
     assert "weight_zero_point" in done.stdout + done.stderr
 
 
-def check(environment: str, script: str, *folders: Path) -> dict[str, Any]:
-    """The JSON that a check prints last, whether or not all holds."""
-    done = run(interpreter(environment), script, *folders, "--questions", QUESTIONS, "--limit", "6", fails=None)
+def check(environment: str, script: str, artifact: Artifact, *, case: str, form: str) -> dict[str, Any]:
+    """The JSON that a check prints last, whether or not all holds. Makes nothing where the engine is not installed."""
+    python = interpreter(environment)
+    done = run(python, script, artifact(case, form), artifact(case, "bf16"), "--questions", QUESTIONS, "--limit", "6", fails=None)
     try:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):

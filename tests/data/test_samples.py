@@ -105,6 +105,21 @@ def test_a_broken_line_is_told_by_file_and_number(tmp_path: Path, line: str, mes
         read_samples(folder)
 
 
+def test_half_of_a_surrogate_pair_is_read_as_an_unknown_character(tmp_path: Path) -> None:
+    line = '{"id": "a\\ud800", "images": ["\\udc00.png"], "question": "\\ud83d\\ude00 \\ud83d?", "answers": ["\\ud800"], "task": "ocr"}'
+    sample = read_samples(write(tmp_path, [], line)).samples[0]
+    assert (sample.id, sample.question, sample.answers) == ("a\ufffd", "😀 \ufffd?", ("\ufffd",))
+    assert sample.images[0].name == "\ufffd.png"
+
+
+def test_a_picture_whose_name_no_file_can_have_fails_its_item_only(tmp_path: Path) -> None:
+    sample = read_samples(write(tmp_path, [{**ROWS[0], "images": ["x" * 300 + ".png"]}])).samples[0]
+    with pytest.raises(ItemError, match="File name too long"):
+        sample.images[0].load()
+    with pytest.raises(ItemError, match="is missing"):
+        sample.images[0].sha256()
+
+
 def test_a_line_that_is_not_utf8_is_told(tmp_path: Path) -> None:
     folder = write(tmp_path, ROWS)
     path = folder / "manifest.jsonl"

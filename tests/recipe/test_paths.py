@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qvlopt.errors import UsageError
-from qvlopt.recipe.paths import resolve_path
+from qvlopt.recipe.paths import resolve_path, user_path
 from qvlopt.recipe.shipped import shipped_root
 
 
@@ -27,3 +27,14 @@ def test_a_path_is_looked_up_beside_the_recipe_then_in_the_working_folder(tmp_pa
     assert resolve_path("one", recipes) == Path("one")
     assert resolve_path("none", recipes) is None
     assert resolve_path(str(work / "one"), recipes) == work / "one"
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/x", "y" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_simply_not_there(tmp_path: Path, name: str) -> None:
+    assert resolve_path(name, tmp_path) is None
+
+
+def test_a_tilde_is_the_users_folder_and_stays_where_there_is_no_such_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_path("~/out") == tmp_path / "out"
+    assert user_path("~nobody-of-that-name/out") == Path("~nobody-of-that-name/out")

@@ -49,11 +49,22 @@ JSON = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.t
 
 
 @given(JSON)
-def test_any_value_gives_strict_json_in_utf_8(value: Any) -> None:
+def test_any_value_gives_strict_json_in_utf_8_that_nothing_obeys(value: Any) -> None:
     text = json_text(value)
     text.encode("utf-8")
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e]", text)
+    assert "##[" not in text
     json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
 
 def test_what_json_lacks_becomes_null() -> None:
     assert json.loads(json_text({"a": float("nan"), "b": (1, float("-inf"))})) == {"a": None, "b": [1, None]}
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("text", ["\x9b31m", "abc\u202edcba", "\x1b]0;x\x07", "##[error]x", "##vso[a]b", "::error::x", "a\u2028b\nc", "漢字 é"])
+def test_what_a_terminal_would_obey_is_escaped_in_json_and_reads_back(text: str, indent: int | None) -> None:
+    shown = json_text({"said": text}, indent=indent)
+    assert json.loads(shown) == {"said": text}
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]|##(vso)?\\[", shown)
+    assert not any(line.lstrip().startswith("::") for line in shown.splitlines())

@@ -34,3 +34,15 @@ def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
 def test_silence(capsys: pytest.CaptureFixture[str]) -> None:
     work_on(SilentProgress())
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_name_in_what_the_work_is_called_acts_on_no_terminal(is_terminal: bool) -> None:
+    stream = io.StringIO()
+    progress = RichProgress(Console(file=stream, force_terminal=is_terminal, width=100))
+    progress.start(2, "evaluate \x1b]0;title\x07a\n::error::x")
+    progress.advance(text="evaluate \x07b")
+    progress.finish()
+    assert "\\x1b]0;title\\x07a" in stream.getvalue()
+    assert "\x07" not in stream.getvalue()
+    assert not any(line.lstrip().startswith("::") for line in stream.getvalue().splitlines())

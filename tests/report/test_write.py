@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qvlopt.report.write import jsonl_text, new_folder, write_report
+from qvlopt.report.write import jsonl_text, new_folder, prepare_parent, write_report
 
 
 def test_lines_are_valid_json_whatever_the_numbers_and_texts_are() -> None:
@@ -59,3 +59,37 @@ def test_files_are_utf8_whatever_the_locale_says(tmp_path: Path) -> None:
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=environment, check=True)
     assert (tmp_path / "r" / "a").read_bytes() == "扫\\ud800".encode()
+
+
+def test_a_name_that_another_run_took_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+    assert write_report(tmp_path / "now", {"a": "theirs"})
+    assert not write_report(tmp_path / "now", {"a": "ours"})
+    assert (tmp_path / "now" / "a").read_text(encoding="utf-8") == "theirs"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "now"]
+
+
+def test_a_failure_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="directory"):
+        write_report(tmp_path / "out" / "evaluate" / "now", {"no/such/folder": "x"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_is_tried_before_the_work_and_nothing_stays(tmp_path: Path) -> None:
+    prepare_parent(tmp_path / "out" / "evaluate")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        prepare_parent(tmp_path / "file" / "evaluate")
+
+
+def test_what_killed_runs_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    (tmp_path / f".20260101T000000Z-2.tmp-{ended.pid}-0a").mkdir()
+    (tmp_path / f".20260101T000000Z-2.tmp-{ended.pid}-0a" / "report.md").touch()
+    (tmp_path / f".latest.tmp-{ended.pid}").symlink_to("20260101T000000Z")
+    kept = [f".20260101T000000Z.tmp-{os.getppid()}-0a", f".mine.tmp-{ended.pid}", ".latest.tmp-x", "20260101T000000Z"]
+    for name in kept:
+        (tmp_path / name).mkdir()
+    prepare_parent(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
