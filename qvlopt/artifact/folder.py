@@ -88,8 +88,12 @@ def require_space(folder: Path, needed_bytes: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed_bytes:
-        fault = f"{folder} needs {needed_bytes / 1e9:.2f} GB, its disk has {free / 1e9:.2f} GB free"
+        fault = f"{folder} needs {_size(needed_bytes)}, its disk has {_size(free)} free"
         raise RunError(fault, hint="Free some space or choose another --output.")
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e9:.2f} GB" if n_bytes >= 1e8 else f"{n_bytes / 1e6:.2f} MB"
 
 
 class _Taken(NamedTuple):

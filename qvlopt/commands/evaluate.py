@@ -135,7 +135,7 @@ def _write(
     while True:
         result = EvaluateResult(new_folder(parent, started.strftime("%Y%m%dT%H%M%SZ")), comparisons, on_inconclusive)
         common = {"schema_version": SCHEMA_VERSION, "tool": "qvlopt", "version": qvlopt.__version__, "command": "evaluate"}
-        document = common | {"exit_code": result.exit_code} | rest | result.to_json()
+        document = {**common, "exit_code": result.exit_code, **rest, **result.to_json()}
         if write_report(result.report, _files(result, document)):
             return result
 

@@ -7,6 +7,7 @@ with its place, its key and the nearest valid key.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,7 @@ def _tree_of(source: str | Path | Mapping[str, Any]) -> _Tree:
         path = _find(source)
         shown = path.name if path == shipped_recipe(path.stem) else str(source)
         parsed = parse_yaml(_text_of(path), where=shown)
-        tree = _Tree(_as_mapping(parsed, shown), source=shown, folder=path.resolve().parent, name=path.stem)
+        tree = _Tree(_as_mapping(parsed, shown), source=shown, folder=path.resolve().parent, name=_name_of(path))
         tree.problems.extend(parsed.problems)
         tree.add_lines(parsed.lines, label=path.name)
     for section in Recipe.model_fields:
@@ -142,6 +143,11 @@ def _tree_of(source: str | Path | Mapping[str, Any]) -> _Tree:
         if section in (*PIPELINE, "hardware", "model") and _is_null(tree.data.get(section, "absent")):
             tree.data[section] = {}
     return tree
+
+
+def _name_of(path: Path) -> str:
+    """What a recipe without a name is called: its file, as far as a folder may be called so."""
+    return re.sub(r"[\x00-\x1f]", "", path.stem).lstrip(".") or "recipe"
 
 
 def _is_null(value: object) -> bool:

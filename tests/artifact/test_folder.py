@@ -549,6 +549,9 @@ def test_too_little_space_is_found_before_writing(tmp_path: Path, monkeypatch: p
     assert asked == [tmp_path]
     with pytest.raises(RunError, match=r"needs 2\.50 GB, its disk has 2\.00 GB free"):
         require_space(tmp_path / "not" / "there", 25 * 10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(total=10**10, used=0, free=0))
+    with pytest.raises(RunError, match=r"needs 3\.00 MB, its disk has 0\.00 MB free"):
+        require_space(tmp_path, 3 * 10**6)
 
 
 def test_unusual_names_work(tmp_path: Path) -> None:

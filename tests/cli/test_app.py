@@ -151,7 +151,7 @@ def test_candidates_reach_evaluate(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(api, "evaluate", evaluate)
     assert _status(["evaluate", "a", "b", "--recipe", "r"]) == 130
     assert seen == ["r", ["a", "b"]]
-    assert "go on with: qvlopt evaluate a b --recipe r --resume" in capsys.readouterr().err
+    assert "go on with: qvlopt evaluate --resume a b --recipe r" in capsys.readouterr().err
 
 
 def test_telemetry_and_bars_of_the_libraries_are_off() -> None:

@@ -202,7 +202,7 @@ def test_a_stdout_that_cannot_be_written_is_status_5_and_no_traceback(words: tup
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_locale_without_the_signs_changes_nothing_but_the_signs(words: tuple[str, ...]) -> None:
-    done = _in_a_process("'扫 é'", *words)
+    done = _in_a_process(ascii("扫 é"), *words)
     assert (done.returncode, done.stderr) == (0, b"")
     if words:
         assert json.loads(done.stdout.decode("utf-8"))["output"] == "扫 é"

@@ -412,3 +412,12 @@ def test_any_value_is_taken_or_refused_by_name(key: str, text: str) -> None:
     except RecipeProblems as error:
         found = error.problems
     assert {where for where, _ in found} <= {f"--set {setting}"}
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("my recipe é 扫.yaml", "my recipe é 扫"), (".qvlopt.yaml", "qvlopt"), ("a\x1bb.yaml", "ab"), ("..yaml", "recipe")]
+)
+def test_a_recipe_without_a_name_is_called_like_its_file_as_far_as_a_folder_may_be(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).write_text("model: {path: m}\n", encoding="utf-8")
+    recipe = load_recipe(tmp_path / file).recipe
+    assert (recipe.name, recipe.output) == (name, f"out/{name}")
