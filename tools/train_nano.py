@@ -158,13 +158,19 @@ def update(opts: list[torch.optim.Optimizer], named: dict[str, torch.nn.Paramete
         optimizer.zero_grad(set_to_none=True)
 
 
+def stored_weights(folder: pathlib.Path) -> dict[str, torch.Tensor]:
+    """The tensors of a training state, or of an exported checkpoint (then without the heads of the dense targets)."""
+    state = folder / "weights.safetensors"
+    return load_file(state if state.exists() else folder / "model.safetensors")
+
+
 def new_model(start: pathlib.Path | None) -> Qwen3VLForConditionalGeneration:
     torch.manual_seed(0)
     config = {**CONFIG, **special_ids()}
     config["text_config"] = {**CONFIG["text_config"], "vocab_size": VOCAB}  # type: ignore[dict-item]
     model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(**config)).float()
     if start:
-        weights = load_file(start / "weights.safetensors")
+        weights = stored_weights(start)
         missing = model.load_state_dict({k: v.float() for k, v in weights.items() if not k.startswith("heads.")}, strict=False)
         print("started from", start, "without", [k for k in missing.missing_keys if k != "lm_head.weight"][:3])
     return model
@@ -283,7 +289,7 @@ def train_answer(args: argparse.Namespace) -> None:
     model = new_model(args.start)
     classes, slots = len(CLASSES) + 1, SLOTS[0] * SLOTS[1]
     heads = torch.nn.ModuleList([torch.nn.Linear(256, classes * slots), torch.nn.Linear(256, (len(TAGS) + 1) * slots)])
-    stored = load_file(args.start / "weights.safetensors") if args.start else {}
+    stored = stored_weights(args.start) if args.start else {}
     fitting = {k.removeprefix("heads."): v.float() for k, v in stored.items() if k.startswith("heads.")}
     own = heads.state_dict()
     heads.load_state_dict({k: v for k, v in fitting.items() if k in own and v.shape == own[k].shape}, strict=False)
