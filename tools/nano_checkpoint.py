@@ -70,6 +70,7 @@ def write_checkpoint(folder: pathlib.Path, config: Mapping[str, Any], weights: M
     tokenizer = build_tokenizer()
     kept = {name: weights[name].to(torch.bfloat16).contiguous() for name in sorted(weights)}
     save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors makes files that only their owner reads
     _write_json(folder / "config.json", config)
     tokenizer.save(str(folder / "tokenizer.json"))
     tokenizer.model.save(str(folder))

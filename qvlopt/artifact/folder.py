@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from qvlopt.artifact.lock import locked
 from qvlopt.artifact.manifest import CARD, MANIFEST, read_manifest, verify_files
-from qvlopt.artifact.replacement import beside, clean_stale, put_in_place, removable
+from qvlopt.artifact.replacement import beside, clean_stale, has_leftovers, put_in_place, removable
 from qvlopt.artifact.syncing import sync_folder
 from qvlopt.errors import RunError, UsageError
 
@@ -72,10 +72,14 @@ def existing_state(destination: Path, digest: str) -> State:
 def is_done(destination: Path, digest: str, *, overwrite: bool) -> bool:
     """Whether the destination holds this result already, so that there is nothing to do.
 
-    Raises UsageError, before any work, when it holds something that may not be replaced.
+    What killed runs left beside it is removed then. Raises UsageError, before any work, when it holds something that may not
+    be replaced.
     """
     destination = Path(os.path.realpath(destination))
     if existing_state(destination, digest) == "same":
+        if has_leftovers(destination):
+            with suppress(RunError), locked(destination):  # another run may be at work there, or the place be read-only
+                clean_stale(destination)
         return True
     _refuse_taken(destination, digest, overwrite)
     return False

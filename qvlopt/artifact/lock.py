@@ -14,7 +14,7 @@ from qvlopt.errors import RunError
 @contextmanager
 def locked(destination: Path) -> Iterator[None]:
     """Holds `.NAME.lock` beside the destination; raises RunError, naming the process, when another run holds it."""
-    path = destination.parent / f".{destination.name}.lock"
+    path = lock_path(destination)
     try:
         descriptor = _acquire(path, destination)
     except OSError as error:
@@ -24,6 +24,11 @@ def locked(destination: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def lock_path(destination: Path) -> Path:
+    """The file that is locked while a run writes the destination."""
+    return destination.parent / f".{destination.name}.lock"
 
 
 def _acquire(path: Path, destination: Path) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from qvlopt.artifact.digest import sha256_file
+from qvlopt.artifact.lock import lock_path
 from qvlopt.artifact.manifest import MANIFEST, FileRecord, read_manifest, stored_files
 from qvlopt.artifact.syncing import sync_path
 from qvlopt.errors import QvloptError, RunError, UsageError
@@ -69,10 +70,8 @@ def beside(destination: Path, kind: Literal["tmp", "old"]) -> Path:
 
 def clean_stale(destination: Path) -> None:
     """Removes what dead processes left beside; an old artifact that lost its name gets it back. The lock must be held."""
-    pattern = re.compile(rf"\.{re.escape(destination.name)}\.(tmp|old)-(\d+)-[0-9a-f]+")
-    for path in sorted(destination.parent.iterdir()):
-        match = pattern.fullmatch(path.name)
-        if match is None or path.is_symlink() or not path.is_dir() or _is_alive(int(match[2])):
+    for path, match in _beside_by_name(destination):
+        if path.is_symlink() or not path.is_dir() or _is_alive(int(match[2])):
             continue
         if match[1] == "tmp":
             shutil.rmtree(path, ignore_errors=True)
@@ -81,6 +80,18 @@ def clean_stale(destination: Path) -> None:
             _settle(path, destination, removable(path) if destination.exists() else None)
         except QvloptError as error:
             _log.warning("%s is kept: %s", path, error.message)
+
+
+def has_leftovers(destination: Path) -> bool:
+    """Whether an earlier run left something beside: a temporary folder, an old artifact or a lock."""
+    return lock_path(destination).exists() or bool(_beside_by_name(destination))
+
+
+def _beside_by_name(destination: Path) -> list[tuple[Path, re.Match[str]]]:
+    """What has a name made by `beside`, and that name taken apart: kind and process."""
+    pattern = re.compile(rf"\.{re.escape(destination.name)}\.(tmp|old)-(\d+)-[0-9a-f]+")
+    matches = ((path, pattern.fullmatch(path.name)) for path in sorted(destination.parent.iterdir()))
+    return [(path, match) for path, match in matches if match is not None]
 
 
 def _settle(aside: Path, destination: Path, old: Removable | None) -> None:

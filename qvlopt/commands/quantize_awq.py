@@ -17,7 +17,7 @@ import transformers
 
 import qvlopt
 from qvlopt.artifact.digest import digest_of
-from qvlopt.artifact.folder import existing_state, is_done, require_space, write_folder
+from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import (
     CheckRecord,
     LayerRecord,
@@ -164,7 +164,7 @@ def _own_statistics(asked: calibration.Asked, progress: Progress, *, overwrite: 
         coverage = {"samples": taken.coverage.samples, "images": taken.coverage.images, "tokens": taken.coverage.tokens, "tokens_per_layer": tokens}
         return Statistics(taken.grams.__getitem__, coverage, asked.digest)
     folder = output_folder(loaded, "calibrate")
-    if existing_state(folder, asked.digest) != "same":
+    if not is_done(folder, asked.digest, overwrite=overwrite):
         calibration.calibrate(loaded, overwrite=overwrite, progress=progress)
     return Statistics(StatisticsFiles(folder).read, read_manifest(folder).coverage or {}, asked.digest)
 

@@ -20,7 +20,7 @@ _ENGINES = {
         "llama.cpp and SGLang users need `format: bf16`."
     ),
     "compressed-tensors": (
-        "vLLM loads this folder as it is. transformers needs `compressed-tensors` and, with zero points, "
+        "vLLM loads this folder as it is (8 bits on a GPU only). transformers needs `compressed-tensors` and, with zero points, "
         "`CompressedTensorsConfig(dequantize=True)`.\n\n"
         "**Not SGLang**: it skips tensors it does not know without a word, and the vision tower would be noise. "
         "llama.cpp and SGLang users need `format: bf16`."

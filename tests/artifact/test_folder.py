@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from qvlopt.artifact.folder import existing_state, is_done, require_space, write_folder
+from qvlopt.artifact.lock import locked
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_manifest, write_manifest
 from qvlopt.artifact.tensors import TensorWriter
 from qvlopt.errors import RunError, UsageError
@@ -527,6 +528,22 @@ def test_what_is_done_is_known_before_any_work(tmp_path: Path, overwrite: bool) 
     (tmp_path / "photos" / "a.jpg").touch()
     with pytest.raises(UsageError, match="photos"):
         is_done(tmp_path / "photos", DIGEST, overwrite=overwrite)
+
+
+def test_what_killed_runs_left_beside_a_finished_result_goes_too(tmp_path: Path, dead_pid: int) -> None:
+    make(tmp_path / "out")
+    (tmp_path / f".out.tmp-{dead_pid}-0a").mkdir()
+    shutil.copytree(tmp_path / "out", tmp_path / f".out.old-{dead_pid}-0b")
+    (tmp_path / f".out.old-{dead_pid}-0b" / "model.safetensors").unlink()
+    (tmp_path / ".out.lock").touch()
+    assert is_done(tmp_path / "out", DIGEST, overwrite=False)
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_finished_result_is_known_while_another_run_holds_it(tmp_path: Path) -> None:
+    make(tmp_path / "out")
+    with locked(tmp_path / "out"):
+        assert is_done(tmp_path / "out", DIGEST, overwrite=False)
 
 
 def test_another_result_is_refused_before_any_work_unless_it_may_go(tmp_path: Path) -> None:
