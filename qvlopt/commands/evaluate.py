@@ -151,7 +151,8 @@ def _record_on_card(folder: Path, comparison: Comparison) -> None:
         kept = not amend_file(folder, CARD, text)
     except (OSError, RunError) as error:
         # the scores are in the report; an artifact in a read-only place, or in use by another run, is no failure
-        log.warning("%s: the scores could not be put on the card (%s)", folder / CARD, error)
+        reason = error.message if isinstance(error, RunError) else error.strerror
+        log.warning("%s: the scores could not be put on the card (%s)", folder / CARD, reason)
         return
     if kept:
         log.warning("%s was edited, so the scores were not put on it", folder / CARD)

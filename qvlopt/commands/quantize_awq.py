@@ -137,8 +137,8 @@ def quantize_awq(
     if is_done(output, digest, overwrite=overwrite):
         return _result(output, read_manifest(output), existed=True)
     require_space(output, sum(entry.nbytes for entry in source.tensors.entries.values()))
-    statistics = named or _own_statistics(asked, progress, overwrite=overwrite)
     with write_folder(output, digest=digest, overwrite=overwrite) as folder:
+        statistics = named or _own_statistics(asked, progress, overwrite=overwrite)
         rewrite, reports = _quantise(asked, choice, statistics, progress)
         write_rewritten(folder, source, rewrite)
         check = self_check(folder, asked, rewrite, expected=choice.quantised, found=[report.name for report in reports])
