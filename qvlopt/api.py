@@ -106,7 +106,7 @@ def inspect(path: str | Path) -> Result:
 
     folder = resolve_path(str(path), Path.cwd(), kind="assets")
     if folder is None:
-        raise UsageError(f"there is no file or folder {path}", "give a checkpoint or artifact folder, or builtin:nano")
+        raise UsageError(f"there is no file or folder {path or 'with an empty name'}", "give a checkpoint or artifact folder, or builtin:nano")
     return command(folder)
 
 

@@ -95,10 +95,7 @@ def write_checkpoint(folder: pathlib.Path, config: Mapping[str, Any], weights: M
 
 
 def _tokenizer_config(tokenizer: Any) -> dict[str, Any]:
-    added = {
-        str(tokenizer.token_to_id(token)): {**ADDED, "content": token, "special": token in SPECIAL}
-        for token in (*SPECIAL, *PLAIN)
-    }
+    added = {str(tokenizer.token_to_id(token)): {**ADDED, "content": token, "special": token in SPECIAL} for token in (*SPECIAL, *PLAIN)}
     return {
         "tokenizer_class": "Qwen2Tokenizer", "add_prefix_space": False, "added_tokens_decoder": added,
         "additional_special_tokens": list(SPECIAL[1:]),

@@ -12,7 +12,7 @@ import typer
 
 from qvlopt import __version__, api
 from qvlopt.cli.options import Options, Voice, with_options
-from qvlopt.cli.session import perform
+from qvlopt.cli.session import perform, stdout_lost
 from qvlopt.errors import UsageError
 
 ENVIRONMENT = {
@@ -80,6 +80,10 @@ def _status(words: list[str]) -> int:
         return _refused(error, words)
     except typer.Abort:
         return 130
+    except SystemExit:
+        return stdout_lost(BrokenPipeError(), 0)  # how Rich, which prints the help, takes a reader that has gone
+    except OSError as error:
+        return stdout_lost(error, 0)
     return code if isinstance(code, int) else 0
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from qvlopt.report.plain import safe
+from qvlopt.report.plain import safe, short
 
 
 class Notices(logging.Handler):
@@ -23,7 +23,7 @@ class Notices(logging.Handler):
         self._seen: set[tuple[int, str]] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = safe(" ".join(record.getMessage().split()))
+        text = safe(short(" ".join(record.getMessage().split())))
         if (record.levelno, text) in self._seen:
             return
         self._seen.add((record.levelno, text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shlex
 import shutil
@@ -15,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from qvlopt import __version__
 from qvlopt.api import Result
 from qvlopt.cli.notices import gathered
 from qvlopt.cli.options import Voice
+from qvlopt.cli.streams import error_console, give_up_stdout, prepare_stdout, result_console
 from qvlopt.errors import Problem, QvloptError, RecipeProblems
 from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, RichProgress, SilentProgress
@@ -31,8 +31,6 @@ SCHEMA_VERSION = 1
 INTERRUPTED = 130
 INTERNAL = 5
 DISK_FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up", errno.EFBIG: "a file became larger than allowed"}
-WIDTH_OFF_TERMINAL = 140
-"""Columns of tables in a file, pipe or CI log, where there is no width to fit."""
 
 
 class Failure(NamedTuple):
@@ -65,8 +63,8 @@ class Outcome:
 
 def perform(command: str, work: Callable[[Progress], Result], voice: Voice, argv: Sequence[str]) -> int:
     """Does `work`, prints what it gave and returns the exit status. Raises nothing."""
-    _prepare_streams(voice)
-    errors = Console(stderr=True, highlight=False, force_terminal=_is_terminal(sys.stderr))
+    prepare_stdout(is_json=voice.json)
+    errors = error_console()
     started = time.perf_counter()
     result, failure = None, None
     progress = SilentProgress() if voice.quiet else RichProgress(errors)
@@ -97,11 +95,22 @@ def failure_of(error: BaseException, argv: Sequence[str]) -> Failure:
     if isinstance(error, OSError) and error.filename and error.strerror:
         said = f"{error.filename}: {error.strerror}"
         return Failure(INTERNAL, said, "check that it is there and that you may read and write it", (), details)
+    if isinstance(error, FileNotFoundError) and not error.filename:
+        return Failure(INTERNAL, "the working directory does not exist any more", "change to one that does", (), details)
     if isinstance(error, MemoryError):
         return Failure(INTERNAL, "not enough memory", "use a smaller batch or fewer samples", (), details)
     said = " ".join(str(error).split())
     message = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return Failure(INTERNAL, message, "not expected: run again with -v for the traceback", (), details)
+
+
+def stdout_lost(error: OSError, exit_code: int) -> int:
+    """The status of a command, which ended with `exit_code`, when stdout cannot be written."""
+    give_up_stdout()
+    if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone; the work is done all the same
+        return exit_code
+    _print_failure(failure_of(error, ()), error_console(), Voice())
+    return INTERNAL
 
 
 def resume_hint(argv: Sequence[str]) -> str | None:
@@ -150,12 +159,7 @@ def _print(command: str, outcome: Outcome, voice: Voice, errors: Console) -> int
     try:
         _show(command, outcome, voice)
     except OSError as error:
-        # Python must not try to flush what is left once more at exit.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-        if isinstance(error, BrokenPipeError):  # the reader (`| head`) has gone; the work is done all the same
-            return outcome.exit_code
-        _print_failure(failure_of(error, ()), errors, voice)
-        return INTERNAL
+        return stdout_lost(error, outcome.exit_code)
     except Exception as error:
         failed = replace(outcome, result=None, failure=failure_of(error, ()))
         return INTERNAL if outcome.failure else _print(command, failed, voice, errors)
@@ -168,30 +172,8 @@ def _show(command: str, outcome: Outcome, voice: Voice) -> None:
     if voice.json:
         sys.stdout.write(json_text(document(command, outcome)) + "\n")
     elif outcome.result is not None:
-        outcome.result.render(_console())
+        outcome.result.render(result_console())
     sys.stdout.flush()
-
-
-def _prepare_streams(voice: Voice) -> None:
-    """JSON is UTF-8 whatever the locale says; in text, what the locale's encoding lacks is spelled out."""
-    if not isinstance(sys.stdout, io.TextIOWrapper):
-        return
-    if voice.json:
-        sys.stdout.reconfigure(encoding="utf-8")
-    else:
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    """FORCE_COLOR and the like, which CI systems set for everybody, do not make a terminal of a pipe."""
-    return stream is not None and stream.isatty()
-
-
-def _console() -> Console:
-    console = Console(highlight=False, markup=False, emoji=False, force_terminal=_is_terminal(sys.stdout))
-    if not console.is_terminal:
-        console.width = WIDTH_OFF_TERMINAL
-    return console
 
 
 def _print_failure(failure: Failure, errors: Console, voice: Voice) -> None:

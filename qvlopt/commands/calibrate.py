@@ -35,7 +35,7 @@ from qvlopt.model.statistics import save_statistics
 from qvlopt.quant.objective import Gram
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
-from qvlopt.report.plain import safe
+from qvlopt.report.plain import safe, short
 from qvlopt.report.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class CalibrateResult:
         state = "already there" if self.existed else "calibrated"
         console.print(f"{state}: {self.layers} layers over {self.images} pictures ({self.tokens} patches) of {self.samples} samples")
         for item in self.skipped:
-            console.print(safe(f"skipped {item.id}: {item.reason}"), markup=False, highlight=False, soft_wrap=True)
+            console.print(safe(f"skipped {short(item.id)}: {short(item.reason)}"), markup=False, highlight=False, soft_wrap=True)
         console.print(safe(f"statistics: {self.output}"), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -157,7 +157,10 @@ def take_statistics(asked: Asked, progress: Progress) -> Taken:
     for item in coverage.skipped[len(asked.flight.skipped) :]:
         log.warning("skipped %s: %s", item.id, item.reason)
     if not coverage.images:
-        raise RunError(f"{asked.data.name}: no sample has a picture, so the vision tower was never seen", "calibrate with pictures")
+        raise RunError(
+            f"{asked.data.name}: none of the {coverage.samples} samples taken has a picture, so the vision tower was never seen",
+            "calibrate with pictures",
+        )
     return Taken(grams, coverage)
 
 
@@ -170,7 +173,7 @@ def _inputs(loaded: LoadedRecipe) -> tuple[Source, SampleSet, PictureProcessor]:
     if place is None:
         raise RunError(f"calibrate.data: there is no set {recipe.calibrate.data}", "give a folder with manifest.jsonl, or builtin:nano")
     data = read_samples(place, split=recipe.calibrate.split, seed=recipe.seed)
-    return source, data, PictureProcessor.from_folder(source.folder, recipe.pixels)
+    return source, data, PictureProcessor.for_tower(source.folder, source.settings.vision, recipe.pixels)
 
 
 def _digest(loaded: LoadedRecipe, source: Source, data: SampleSet, processor: PictureProcessor) -> str:

@@ -78,6 +78,12 @@ def read_sets(loaded: LoadedRecipe) -> ReadSets:
     return ReadSets(tuple(sets), tuple(remarks))
 
 
+def check_sets(loaded: LoadedRecipe) -> None:
+    """Finds what is wrong with a recipe's evaluation before there are candidates. Raises UsageError or RunError."""
+    refuse_later_features(loaded)
+    read_sets(loaded)
+
+
 def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
     """Folders under the recipe's output that hold a finished artifact which can answer, by name."""
     if is_very_folder(loaded):
@@ -88,6 +94,8 @@ def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
 
 
 def _target(loaded: LoadedRecipe, name: str) -> Target:
+    if not name:
+        raise UsageError("a candidate is an empty name", "give an artifact folder, or model for the source; is a variable not set?")
     if "://" in name:
         raise UsageError(f"candidate {name}: servers are not in this version", "give an artifact folder, or model for the source")
     path, manifest = _opened(loaded, name)

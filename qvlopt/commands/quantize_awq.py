@@ -42,7 +42,7 @@ from qvlopt.model.awq_choice import Choice, choose
 from qvlopt.model.names import VISION
 from qvlopt.model.quantize import LayerReport
 from qvlopt.model.quantize_tower import QuantizedTower, quantize_tower
-from qvlopt.model.rewrite import write_rewritten
+from qvlopt.model.rewrite import other_files, write_rewritten
 from qvlopt.model.shapes import canonical_name
 from qvlopt.model.source import Source
 from qvlopt.model.statistics import StatisticsFiles
@@ -130,6 +130,7 @@ def quantize_awq(
     asked = calibration.Asked.by(loaded)
     section, source = loaded.recipe.quantize_awq, asked.source
     choice = choose(source, section)
+    other_files(source.folder)  # what cannot be copied is refused before the work
     output, named = output_folder(loaded, KIND), _named_statistics(asked)
     digest = _digest(section, source, named.digest if named else asked.digest)
     if dry_run:

@@ -6,11 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qvlopt.commands.calibrate import calibrate
 from qvlopt.commands.evaluate import evaluate
+from qvlopt.commands.evaluate_inputs import check_sets
 from qvlopt.commands.output import as_root, output_root
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
@@ -35,6 +37,9 @@ class _Result(Protocol):
 
 COMMANDS: dict[str, Callable[..., _Result]] = {"calibrate": calibrate, "quantize_awq": quantize_awq, "evaluate": evaluate}
 """Sections that this version works through; the others of the contract are named and left out."""
+
+CHECKS: dict[str, Callable[[LoadedRecipe], object]] = {"quantize_awq": partial(quantize_awq, dry_run=True), "evaluate": check_sets}
+"""What finds the faults of a section that comes later, without work."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def run(
     if dry_run:
         plans = [COMMANDS[section](loaded, dry_run=True, **how) for section in wanted]
         return Plan(loaded, tuple(row for plan in plans if isinstance(plan, Plan) for row in plan.rows))
+    for section in wanted[1:]:  # what is wrong later on ends the run before hours of work, not after them
+        CHECKS[section](loaded)
     steps = [_step(section, loaded, how) for section in wanted]
     steps += [Step(section, "skipped", None, 0.0, None) for section in later]
     verdict = next((s.result.to_json().get("verdict") for s in steps if s.command == "evaluate" and s.result), None)

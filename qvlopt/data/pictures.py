@@ -106,7 +106,9 @@ def _stream(source: Path | bytes, root: Path | None) -> IO[bytes]:
         raise ValueError(f"lies outside {root}")
     if not source.exists():
         raise ValueError("is missing")
-    if source.is_file() and source.stat().st_size == 0:
+    if not source.is_file():
+        raise ValueError("is no regular file")  # a pipe would be waited for
+    if source.stat().st_size == 0:
         raise ValueError("is empty (0 bytes)")
     return source.open("rb")
 

@@ -21,6 +21,8 @@ KEYS = ("id", "images", "question", "answers", "task", "cluster", "split", "vide
 """Keys of a row; `size` and `kind` are for people and not read, `video` and `videos` fail the item by name."""
 
 A_LINE = 'write one object a line, such as {"id": "1", "images": ["a.png"], "question": "What is it?", "answers": ["a cup"]}'
+SHOWN = 100
+"""Characters of a wrong value in a message."""
 HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -78,11 +80,11 @@ def _row(found: Mapping[str, Any], theirs: Mapping[str, str], origin: str) -> Ro
         if key not in theirs:
             near = difflib.get_close_matches(key, theirs, n=1)
             hint = f"did you mean {near[0]}?" if near else "map the file's names with columns: {ours: theirs}, or remove the key"
-            raise RunError(f"{origin}: unknown key {key!r}, expected one of {', '.join(theirs)}", hint=hint)
+            raise RunError(f"{origin}: unknown key {_shown(key)}, expected one of {', '.join(theirs)}", hint=hint)
     values = {theirs[key]: value for key, value in found.items()}
     task = _optional(values, "task", origin)
     if task is not None and task not in TASKS:
-        raise RunError(f"{origin}: task is {task!r}, expected one of {', '.join(TASKS)}", hint="correct or remove the key")
+        raise RunError(f"{origin}: task is {_shown(task)}, expected one of {', '.join(TASKS)}", hint="correct or remove the key")
     videos = [values[key] for key in ("video", "videos") if values.get(key) is not None]
     return Row(
         origin=origin,
@@ -99,13 +101,13 @@ def _row(found: Mapping[str, Any], theirs: Mapping[str, str], origin: str) -> Ro
 
 def _identifier(value: object, origin: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RunError(f"{origin}: id is {value!r}, expected text or a whole number", hint="give every row an id of its own")
+        raise RunError(f"{origin}: id is {_shown(value)}, expected text or a whole number", hint="give every row an id of its own")
     return str(value)
 
 
 def _question(value: object, origin: str) -> str:
     if not isinstance(value, str):
-        raise RunError(f"{origin}: question is {value!r}, expected text", hint=A_LINE)
+        raise RunError(f"{origin}: question is {_shown(value)}, expected text", hint=A_LINE)
     return value
 
 
@@ -114,7 +116,7 @@ def _optional(values: Mapping[str, Any], key: str, origin: str) -> str | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RunError(f"{origin}: {key} is {value!r}, expected text", hint="correct or remove the key")
+        raise RunError(f"{origin}: {key} is {_shown(value)}, expected text", hint="correct or remove the key")
     return str(value)
 
 
@@ -132,4 +134,10 @@ def _text(item: object, key: str, origin: str) -> str:
         return item
     if key == "answers" and isinstance(item, int) and not isinstance(item, bool):
         return str(item)
-    raise RunError(f"{origin}: {key} holds {item!r}, expected text or a list of texts", hint=A_LINE)
+    raise RunError(f"{origin}: {key} holds {_shown(item)}, expected text or a list of texts", hint=A_LINE)
+
+
+def _shown(value: object) -> str:
+    """As Python writes it, shortened: a row may hold a whole book where a word is expected."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -101,6 +101,8 @@ def read_samples(
     path, root = (entry_path, entry_path.parent) if is_file else (entry_path / MANIFEST, entry_path)
     locked = open_set(root) if not is_file and (root / LOCK).exists() else None
     rows = read_rows(path, columns=columns or {})
+    if not rows:
+        raise UsageError(f"{path} has no rows", hint="write one item a line")
     _refuse_clashes(rows)
     rows = _of_task(_of_split(rows, split, path), task, path)
     make = _SampleMaker(root, locked)
@@ -176,7 +178,7 @@ def _of_task(rows: list[Row], task: str | None, path: Path) -> list[Row]:
 
 def _found(values: Sequence[str | None], what: str) -> str:
     counts = Counter(value or "none" for value in values)
-    return f"{what} in the file: " + (", ".join(f"{value} ({count})" for value, count in counts.items()) or "the file has no rows")
+    return f"{what} in the file: " + (", ".join(f"{value} ({count})" for value, count in counts.items()))
 
 
 def _limited(rows: list[Row], limit: int | None, seed: int) -> list[Row]:

@@ -18,8 +18,11 @@ from PIL import Image
 
 from qvlopt.errors import ItemError, RunError, UsageError
 from qvlopt.model.positions import Grid
+from qvlopt.model.settings import RESTORE, Settings
+from qvlopt.model.vision import VisionConfig
 from qvlopt.recipe.schema import PixelLimits
 
+CHANNELS = 3
 MAX_ASPECT = 200
 """smart_resize of transformers' Qwen2-VL processors refuses pictures longer than this many times their width."""
 
@@ -63,20 +66,37 @@ class PictureProcessor:
         Raises RunError when neither is there or a key is missing or unknown, UsageError for limits that cannot be kept.
         """
         config, where = _read_config(folder)
+        values = Settings(config, str(where))
         low, high = (limits.min, limits.max) if limits is not None else _own_limits(config, where)
         processor = cls(
-            patch_size=int(_need(config, "patch_size", where)),
-            temporal_patch_size=int(_need(config, "temporal_patch_size", where)),
-            merge_size=int(_need(config, "merge_size", where)),
+            patch_size=values.whole("patch_size"),
+            temporal_patch_size=values.whole("temporal_patch_size"),
+            merge_size=values.whole("merge_size"),
             min_pixels=low,
             max_pixels=high,
-            mean=tuple(_need(config, "image_mean", where)),
-            std=tuple(_need(config, "image_std", where)),
-            rescale_factor=float(config.get("rescale_factor", 1 / 255)),
-            resample=int(config.get("resample", Image.Resampling.BICUBIC)),
+            mean=values.numbers("image_mean", CHANNELS),
+            std=values.numbers("image_std", CHANNELS),
+            rescale_factor=values.number("rescale_factor", 1 / 255),
+            resample=int(Image.Resampling.BICUBIC) if config.get("resample") is None else _resampling(config["resample"], where),
             limits_from_recipe=limits is not None,
         )
+        if 0 in processor.std:
+            raise RunError(f"{where}: image_std holds 0, by which nothing can be divided", hint=RESTORE)
         processor._check_limits()
+        return processor
+
+    @classmethod
+    def for_tower(cls, folder: Path, vision: VisionConfig, limits: PixelLimits | None = None) -> PictureProcessor:
+        """`from_folder`, and RunError when it would cut patches that the vision tower of the same folder cannot take."""
+        processor = cls.from_folder(folder, limits)
+        ours = (processor.patch_size, processor.temporal_patch_size, processor.merge_size, CHANNELS)
+        towers = (vision.patch_size, vision.temporal_patch_size, vision.spatial_merge_size, vision.in_channels)
+        if ours != towers:
+            raise RunError(
+                f"{folder}: patch_size, temporal_patch_size, merge_size and channels of the picture settings are {ours},"
+                f" those of config.json {towers}",
+                hint="take both files from the original checkpoint",
+            )
         return processor
 
     @property
@@ -172,7 +192,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], Path]:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise RunError(f"{path}: not valid JSON ({error})", hint="take the file from the original checkpoint") from error
+            raise RunError(f"{path}: not valid JSON ({error})", hint=RESTORE) from error
         config = config.get("image_processor") if name == "processor_config.json" and isinstance(config, dict) else config
         if isinstance(config, dict):
             _check_steps(config, path)
@@ -195,15 +215,15 @@ def _check_steps(config: dict[str, Any], where: Path) -> None:
 
 def _own_limits(config: dict[str, Any], where: Path) -> tuple[int, int]:
     """(min, max) pixels; `min_pixels` and `max_pixels`, the older spelling, win over `size` as in transformers."""
-    size = config.get("size") or {}
-    low = config.get("min_pixels") or size.get("shortest_edge")
-    high = config.get("max_pixels") or size.get("longest_edge")
-    if not isinstance(low, int) or not isinstance(high, int):
-        raise RunError(f"{where}: no pixel limits, expected size.shortest_edge and size.longest_edge")
+    values = Settings(config, str(where))
+    size = values.section("size")
+    low = values.whole("min_pixels") if config.get("min_pixels") else size.whole("shortest_edge")
+    high = values.whole("max_pixels") if config.get("max_pixels") else size.whole("longest_edge")
     return low, high
 
 
-def _need(config: dict[str, Any], key: str, where: Path) -> Any:
-    if config.get(key) is None:
-        raise RunError(f"{where}: {key} is missing")
-    return config[key]
+def _resampling(value: object, where: Path) -> int:
+    """Pillow's number of a filter."""
+    if type(value) is not int or value not in tuple(Image.Resampling):
+        raise RunError(f"{where}: resample is {value!r}, expected one of Pillow's filters, such as 3 for bicubic", hint=RESTORE)
+    return int(Image.Resampling(value))

@@ -23,12 +23,12 @@ from tokenizers import Tokenizer
 
 from qvlopt.errors import ItemError, RunError
 from qvlopt.model.positions import Grid, merged_tokens
+from qvlopt.model.settings import RESTORE
 
 PICTURE_MARK = "<image>"
 """Where a question wants its pictures; without it they come before the text."""
 ENCODED_TEXTS = 4096
 """How many distinct pieces of text keep their ids; sets ask the same questions again and again."""
-RESTORE = "take the file from the original checkpoint"
 
 
 class _Slot(NamedTuple):
@@ -245,5 +245,5 @@ def _eos_ids(folder: Path, config: Mapping[str, Any], tokenizer_config: Mapping[
     generation = _read_json(folder / "generation_config.json", optional=True)
     named = [generation.get("eos_token_id"), config.get("eos_token_id"), config["text_config"].get("eos_token_id")]
     named.append(tokenizer.token_to_id(_content(tokenizer_config.get("eos_token"))))
-    ids = {number for value in named for number in (value if isinstance(value, list) else [value])}
-    return tuple(sorted(number for number in ids if isinstance(number, int)))
+    ids = [number for value in named for number in (value if isinstance(value, list) else [value])]
+    return tuple(sorted({number for number in ids if isinstance(number, int) and not isinstance(number, bool)}))

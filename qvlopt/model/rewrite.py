@@ -58,6 +58,16 @@ class Rewrite:
     quantization_config: Mapping[str, Any] | None = None
 
 
+def other_files(source: Path) -> list[Path]:
+    """The source's files besides weights and config. Hidden ones, weights of other kinds and another artifact's manifest are not the model's.
+
+    Raises RunError for one that is a link to a place outside.
+    """
+    found = [path.name for path in sorted(source.iterdir()) if path.is_file() and not path.name.startswith(".")]
+    kept = [name for name in found if name not in _REPLACED and not name.endswith(_NOT_COPIED)]
+    return [contained_file(source, name, named_by=str(source)) for name in kept]
+
+
 def write_rewritten(folder: Path, source: Source, rewrite: Rewrite) -> None:
     """Writes weights, config and all other files of the source into the empty `folder`.
 
@@ -126,10 +136,8 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 
 
 def _copy_files(folder: Path, source: Path) -> None:
-    """The source's other files. Hidden ones, weights of other kinds and another artifact's manifest are not the model's."""
-    for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and path.name not in _REPLACED and not path.name.endswith(_NOT_COPIED):
-            shutil.copyfile(contained_file(source, path.name, named_by=str(source)), folder / path.name)
+    for path in other_files(source):
+        shutil.copyfile(path, folder / path.name)
 
 
 def _write_config(folder: Path, source: Source, rewrite: Rewrite) -> None:

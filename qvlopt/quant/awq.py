@@ -70,9 +70,7 @@ def search_scale(
     return ScaleSearch(best, loss, rounding_loss)
 
 
-def search_clip(
-    w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, *, steps: int = 10, max_shrink: float = 0.5, sweeps: int = 2
-) -> torch.Tensor:
+def search_clip(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, *, steps: int = 10, max_shrink: float = 0.5, sweeps: int = 2) -> torch.Tensor:
     """The best shrink of both ends of every group's range for `w` [N, K] under `h` [K, K], as `qparams` takes it.
 
     Returns float32 [N, G, 2] in [1 - max_shrink, 1]; the two ends are equal when `spec` is symmetric. Coordinate descent:
@@ -134,9 +132,7 @@ def _best_candidate(
     return errors[best, rows], candidates[best, rows]
 
 
-def _candidates(
-    weights: Sequence[torch.Tensor], mean_abs: torch.Tensor, spec: QuantSpec, grid: int, tie: int
-) -> Iterator[torch.Tensor]:
+def _candidates(weights: Sequence[torch.Tensor], mean_abs: torch.Tensor, spec: QuantSpec, grid: int, tie: int) -> Iterator[torch.Tensor]:
     x = _tied(mean_abs.float(), tie)
     w = _tied(_relative_magnitude(weights, spec), tie)
     live = (x > 0) & (w > 0)

@@ -44,6 +44,8 @@ def _said(details: ErrorDetails, path: KeyPath) -> str:
         return "is missing; name a hub id, a folder or builtin:nano, here or with --model" if path[0] == "model" else "is missing"
     if kind == "value_error":
         return str(details["ctx"]["error"])
+    if kind == "string_unicode":
+        return f"is no text in this locale, got {details['input']!r}; use another path or a UTF-8 locale, such as LC_ALL=C.UTF-8"
     if kind == "too_short":
         return "needs at least one entry"
     said = details["msg"].replace("Input should be", "must be").replace("String should", "must")

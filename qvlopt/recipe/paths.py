@@ -14,6 +14,8 @@ def resolve_path(value: str, folder: Path, *, kind: Kind = "calib") -> Path | No
     `folder` is the recipe's; `kind` says whether `builtin:` names a set (`calib`) or a checkpoint (`assets`). Raises what
     `shipped.builtin` raises for a builtin name that does not exist.
     """
+    if not value:
+        return None
     if value.startswith(BUILTIN):
         return builtin(value, kind)
     path = user_path(value)

@@ -16,12 +16,19 @@ COMMAND = re.compile(r"^(\s*)(?=::)|(?<=#)(?=#(?:\[|vso\[|teamcity\[))", re.MULT
 `##teamcity[` anywhere."""
 ACTIVE_IN_JSON = re.compile(rf"(?!\n){CONTROL.pattern}|(?<=#)#(?=\[|vso\[|teamcity\[)")
 """The same inside a JSON document, where only line breaks between its values are left to stand."""
+SHORT = 500
+"""Characters that people are shown of a text that may be any length; JSON has all of it."""
 
 
 def safe(text: str, *, keep_lines: bool = False) -> str:
     """`text` as one line (or as its lines) in which control characters are spelled out and no CI command is recognised."""
     lines = text.split("\n") if keep_lines else [text]
     return "\n".join(COMMAND.sub(r"\1\\", CONTROL.sub(_spelled, line)) for line in lines)
+
+
+def short(text: str) -> str:
+    """`text`, or its start and how long it is."""
+    return text if len(text) <= SHORT else f"{text[:SHORT]}... ({len(text):,} characters)"
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from qvlopt.report.plain import safe
+from qvlopt.report.plain import safe, short
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
@@ -40,7 +40,7 @@ def to_rich(table: Table) -> RichTable:
     for title, align in table.columns:
         shown.add_column(title, justify=align, overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(safe(cell)) for cell in row))
+        shown.add_row(*(Text(safe(short(cell))) for cell in row))
     return shown
 
 
@@ -48,7 +48,7 @@ def to_markdown(table: Table) -> str:
     """A GitHub-flavoured table under a heading; every active character of a cell is spelled as an entity."""
     head = [column.title for column in table.columns]
     rule = ["---:" if column.align == "right" else "---" for column in table.columns]
-    rows = [[markdown_text(cell) for cell in row] for row in table.rows]
+    rows = [[markdown_text(short(cell)) for cell in row] for row in table.rows]
     lines = [f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)]
     return "\n".join([f"### {markdown_text(table.title)}", "", *lines, ""])
 

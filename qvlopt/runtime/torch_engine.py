@@ -52,10 +52,7 @@ class TorchEngine:
     def open(cls, source: Source, *, dtype: torch.dtype, device: str, pixels: PixelLimits | None = None) -> TorchEngine:
         """Loads a checkpoint. Raises RunError for whatever is wrong with it, UsageError for impossible pixel limits."""
         prompter = Prompter.from_folder(source.folder)
-        processor = PictureProcessor.from_folder(source.folder, pixels)
-        vision = source.settings.vision
-        if (processor.patch_size, processor.merge_size) != (vision.patch_size, vision.spatial_merge_size):
-            raise RunError(f"{source.folder}: patch_size or merge_size of the picture settings is not that of config.json")
+        processor = PictureProcessor.for_tower(source.folder, source.settings.vision, pixels)
         return cls(load_model(source, dtype=dtype, device=device), prompter, processor, model_digest=source.digest)
 
     @property

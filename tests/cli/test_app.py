@@ -114,9 +114,7 @@ def test_a_later_command_still_reports_a_wrong_recipe(command: str, capsys: pyte
         (["calibrate", "--recipe"], "--recipe"),
     ],
 )
-def test_a_wrong_command_line_is_status_2_with_one_line_and_where_to_look(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_status_2_with_one_line_and_where_to_look(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert _status(words) == 2
     out, err = capsys.readouterr()
     assert out == ""

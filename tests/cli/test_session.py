@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -141,6 +142,7 @@ def test_the_status_is_the_results(calibrate: Callable[..., tuple[int, str, str]
         (NotComparableError("no baseline"), 4, "error: no baseline\n"),
         (RunError("a shard is missing"), 5, "error: a shard is missing\n"),
         (RecipeProblems([Problem("r.yaml:3", "a: bad"), Problem("r.yaml:4", "b: bad")]), 2, "r.yaml:3: a: bad\n  r.yaml:4: b: bad\n"),
+        (FileNotFoundError(2, "No such file or directory"), 5, "error: the working directory does not exist any more\n"),
         (MemoryError(), 5, "error: not enough memory\n"),
         (PermissionError(13, "Permission denied", "out"), 5, "error: out: Permission denied\n  check that it is there"),
         (OSError(28, "No space left on device"), 5, "error: the disk is full\n  free some space, or write elsewhere with --output\n"),
@@ -198,6 +200,37 @@ def test_a_stdout_that_cannot_be_written_is_status_5_and_no_traceback(words: tup
     done = _in_a_process("json.dumps", *words, stdout="/dev/full")
     assert done.returncode == 5
     assert done.stderr.decode() == "error: the disk is full\n  free some space, or write elsewhere with --output\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["run", "--help"]])
+def test_help_that_cannot_be_written_is_status_5_and_no_traceback(words: list[str]) -> None:
+    done = subprocess.run(["/bin/sh", "-c", f"exec {sys.executable} -m qvlopt {shlex.join(words)} > /dev/full"], capture_output=True, check=False)
+    assert (done.returncode, done.stderr.decode().splitlines()[0]) == (5, "error: the disk is full")
+
+
+@pytest.mark.parametrize(("command", "status"), [("--help", 0), ("inspect builtin:nano", 0), ("inspect builtin:nano --json", 0), ("inspect none", 2)])
+def test_a_reader_that_has_gone_changes_no_status(command: str, status: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "qvlopt", *command.split()], stdout=write, stderr=write, check=False)
+    os.close(write)
+    assert done.returncode == status
+
+
+def test_a_stderr_that_cannot_be_written_ends_no_work(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    class Full(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    def work(_recipe: str, **given: Any) -> FakeResult:
+        given["progress"].start(2, "calibrating")
+        logging.getLogger("qvlopt.x").warning("a layer saw little")
+        return FakeResult()
+
+    monkeypatch.setattr(api, "calibrate", work)
+    monkeypatch.setattr(sys, "stderr", Full())
+    assert _status(["calibrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == ["a layer saw little"]
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])

@@ -146,7 +146,7 @@ def test_too_few_usable_samples_end_the_run_and_leave_nothing(model: Path, tmp_p
 
 def test_a_set_without_a_picture_is_refused(model: Path, tmp_path: Path) -> None:
     data = build_set(tmp_path / "set", rows=[row(index, images=[], task="text") for index in range(4)])
-    with pytest.raises(RunError, match="no sample has a picture, so the vision tower was never seen"):
+    with pytest.raises(RunError, match=r"none of the . samples taken has a picture, so the vision tower was never seen"):
         calibrated(model, data, tmp_path / "out", samples=4)
     assert not (tmp_path / "out").exists()
 
@@ -160,7 +160,7 @@ def test_texts_among_pictures_and_a_single_picture_are_fine(model: Path, tmp_pat
 
 
 def test_an_empty_set_is_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises((RunError, UsageError), match="the file has no rows"):
+    with pytest.raises((RunError, UsageError), match="has no rows"):
         calibrated(model, build_set(tmp_path / "set", rows=[]), tmp_path / "out")
 
 

@@ -419,6 +419,11 @@ def with_card(folder: Path) -> Path:
     return folder
 
 
+def test_an_empty_name_is_no_candidate(place: Path) -> None:
+    with pytest.raises(UsageError, match="empty name"):
+        evaluate_with(Engines(), recipe(place), [""])
+
+
 def test_the_scores_go_on_the_candidates_card(place: Path) -> None:
     path = with_card(artifact(place / "awq", source=place / "source"))
     evaluate_with(Engines(), recipe(place), [str(path)])

@@ -101,14 +101,21 @@ def test_an_output_that_is_taken_is_refused_before_any_work(model: Path, data: P
     assert os.listdir(tmp_path) == ["awq"]
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_any_work(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(calibration, "take_statistics", None)
     recipe = tiny_recipe(model, data, tmp_path, quantize_awq={"search": PLAIN}, flags={"output": str(tmp_path / "file" / "awq")})
     with pytest.raises(RunError, match="Not a directory"):
         quantize_awq(recipe)
+
+
+def test_a_file_of_the_source_that_leads_outside_is_refused_before_any_work(data: Path, tmp_path: Path) -> None:
+    source = build_tiny(tmp_path / "source", **SMALL)
+    (tmp_path / "outside.txt").touch()
+    (source / "notes.txt").symlink_to(tmp_path / "outside.txt")
+    with pytest.raises(RunError, match=r"notes\.txt is a link to"):
+        quantised(source, data, tmp_path / "out", search=PLAIN)
+    assert not (tmp_path / "out").exists()
 
 
 def test_overwriting_leaves_alone_what_is_done(model: Path, data: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from rich.console import Console
 from qvlopt.commands import run as module
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
-from qvlopt.commands.run import COMMANDS, RunResult, run
-from qvlopt.errors import RunError, UsageError
+from qvlopt.commands.run import CHECKS, COMMANDS, RunResult, run
+from qvlopt.errors import QvloptError, RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
@@ -42,10 +43,14 @@ class Fake:
 
 @dataclass
 class Commands:
-    """Fakes in place of the commands; `called` is what they were called with, in order."""
+    """Fakes in place of the commands; `called` is what they were called with, in order, `checked` what was checked after how many calls."""
 
     results: dict[str, Fake] = field(default_factory=dict)
     called: list[tuple[str, LoadedRecipe, dict[str, Any]]] = field(default_factory=list)
+    checked: list[tuple[str, int]] = field(default_factory=list)
+
+    def check(self, section: str, _loaded: LoadedRecipe) -> None:
+        self.checked.append((section, len(self.called)))
 
     def of(self, section: str) -> Callable[..., Fake | Plan]:
         def command(loaded: LoadedRecipe, **how: Any) -> Fake | Plan:
@@ -62,6 +67,8 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     fakes = Commands()
     for section in list(COMMANDS):
         monkeypatch.setitem(module.COMMANDS, section, fakes.of(section))
+    for section in list(CHECKS):
+        monkeypatch.setitem(module.CHECKS, section, partial(fakes.check, section))
     return fakes
 
 
@@ -153,6 +160,25 @@ def test_a_step_that_fails_ends_the_run(commands: Commands, monkeypatch: pytest.
     with pytest.raises(RunError, match="no memory"):
         ran({"calibrate": {}, "quantize_awq": {}, "evaluate": {}})
     assert [section for section, _, _ in commands.called] == ["calibrate"]
+
+
+def test_every_later_section_is_checked_before_the_first_one_works(commands: Commands) -> None:
+    ran({"calibrate": {}, "quantize_awq": {}, "evaluate": {}})
+    assert commands.checked == [("quantize_awq", 0), ("evaluate", 0)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantize_awq": {"group_size": 7}}, "group_size 7 does not fit"),
+        ({"evaluate": {"data": [{"name": "ocr", "path": "nowhere", "task": "ocr"}]}}, "there is no set nowhere"),
+    ],
+)
+def test_a_fault_of_a_later_section_leaves_nothing(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    loaded = tiny_recipe(build_tiny(tmp_path / "tiny", **SMALL), build_set(tmp_path / "set"), tmp_path / "out", **change)
+    with pytest.raises(QvloptError, match=message):
+        run(loaded)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_plans_every_step(commands: Commands) -> None:

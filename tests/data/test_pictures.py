@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -187,7 +188,14 @@ def test_empty_missing_and_disguised_files_are_item_errors(tmp_path: Path) -> No
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.jpg").write_text("not a picture")
     (tmp_path / "folder.png").mkdir()
-    for name, reason in {"empty.png": "empty", "text.jpg": "no picture", "gone.png": "missing", "folder.png": "directory"}.items():
+    os.mkfifo(tmp_path / "pipe.png")
+    for name, reason in {
+        "empty.png": "empty",
+        "text.jpg": "no picture",
+        "gone.png": "missing",
+        "folder.png": "regular",
+        "pipe.png": "regular",
+    }.items():
         with pytest.raises(ItemError, match=rf"{name}.*{reason}|{reason}.*{name}"):
             load_picture(tmp_path / name)
     with pytest.raises(ItemError, match="empty"):

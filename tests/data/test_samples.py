@@ -183,7 +183,7 @@ def test_a_file_without_splits_is_one_split(tmp_path: Path) -> None:
 
 
 def test_an_empty_set_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the file has no rows"):
+    with pytest.raises(UsageError, match="has no rows"):
         read_samples(write(tmp_path, [], "\n\n"))
 
 
@@ -269,3 +269,9 @@ def test_videos_and_missing_pictures_fail_when_asked_for_and_not_before(tmp_path
             sample.images[0].header()
     with pytest.raises(ItemError, match="is missing"):
         samples[2].images[0].sha256()
+
+
+def test_a_book_in_place_of_a_word_is_not_repeated_in_the_message(tmp_path: Path) -> None:
+    with pytest.raises(RunError) as error:
+        read_samples(write(tmp_path, [{**ROWS[0], "question": ["word"] * 10_000}]))
+    assert len(error.value.message) < 1000

@@ -145,9 +145,7 @@ def quantised(folder: Path, method: str, *, bits: int = 4, symmetric: bool = Fal
     [("awq", {}), ("compressed-tensors", {}), ("compressed-tensors", {"bits": 8}), ("compressed-tensors", {"symmetric": True})],
     ids=str,
 )
-def test_quantised_layers_are_the_dequantised_twin_in_the_checkpoints_dtype(
-    tmp_path: Path, method: str, options: dict[str, Any], dtype: Any
-) -> None:
+def test_quantised_layers_are_the_dequantised_twin_in_the_checkpoints_dtype(tmp_path: Path, method: str, options: dict[str, Any], dtype: Any) -> None:
     folder, meant = quantised(build_tiny(tmp_path / "tiny", dtype=dtype), method, **options)
     source = open_source(str(folder), folder=tmp_path)
     twin = meant.to(getattr(torch, dtype))

@@ -120,7 +120,7 @@ def test_a_processor_config_without_pictures_falls_back_to_the_separate_file(tmp
 @pytest.mark.parametrize(("changes", "why"), [
     ({"do_resize": False}, "do_resize is False"),
     ({"patch_size": None}, "patch_size is missing"),
-    ({"size": {}}, "no pixel limits"),
+    ({"size": {}}, "size: shortest_edge is missing"),
     ({"image_processor_type": "CLIPImageProcessor"}, "CLIPImageProcessor"),
 ])  # fmt: skip
 def test_settings_that_mean_another_rule_are_refused(tmp_path: Path, changes: dict[str, object], why: str) -> None:

@@ -29,9 +29,7 @@ def packed_layer(spec: QuantSpec, **options: int) -> CompressedTensors:
 
 def scheme(spec: QuantSpec) -> Any:
     quantization = pytest.importorskip("compressed_tensors.quantization")
-    weights = quantization.QuantizationArgs(
-        num_bits=spec.bits, type="int", symmetric=spec.symmetric, strategy="group", group_size=spec.group_size
-    )
+    weights = quantization.QuantizationArgs(num_bits=spec.bits, type="int", symmetric=spec.symmetric, strategy="group", group_size=spec.group_size)
     return quantization.QuantizationScheme(targets=["Linear"], weights=weights)
 
 
@@ -55,9 +53,7 @@ def test_types_and_shapes_are_those_of_the_format(bits: int) -> None:
 
 
 @EXAMPLES
-@given(
-    seed=st.integers(0, 10**6), bits=st.sampled_from([4, 8]), symmetric=st.booleans(), rows=st.integers(1, 17), groups=st.integers(1, 3)
-)
+@given(seed=st.integers(0, 10**6), bits=st.sampled_from([4, 8]), symmetric=st.booleans(), rows=st.integers(1, 17), groups=st.integers(1, 3))
 def test_unpacking_gives_back_what_was_packed(seed: int, bits: int, symmetric: bool, rows: int, groups: int) -> None:
     spec = QuantSpec(bits, 4, symmetric)
     original = layer(spec, seed, rows=rows, groups=groups)

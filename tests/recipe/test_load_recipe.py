@@ -421,3 +421,8 @@ def test_a_recipe_without_a_name_is_called_like_its_file_as_far_as_a_folder_may_
     (tmp_path / file).write_text("model: {path: m}\n", encoding="utf-8")
     recipe = load_recipe(tmp_path / file).recipe
     assert (recipe.name, recipe.output) == (name, f"out/{name}")
+
+
+def test_a_path_that_is_no_text_in_the_locale_says_what_to_do() -> None:
+    with pytest.raises(RecipeProblems, match=r"--output: output: is no text in this locale.*LC_ALL=C\.UTF-8"):
+        load_recipe({"model": {"path": "m"}}, flags={"output": "out/\udcc3\udca9"})

@@ -29,7 +29,7 @@ def test_a_path_is_looked_up_beside_the_recipe_then_in_the_working_folder(tmp_pa
     assert resolve_path(str(work / "one"), recipes) == work / "one"
 
 
-@pytest.mark.parametrize("name", ["~nobody-of-that-name/x", "y" * 300, "a\0b"])
+@pytest.mark.parametrize("name", ["~nobody-of-that-name/x", "y" * 300, "a\0b", ""])
 def test_a_name_that_no_file_can_have_is_simply_not_there(tmp_path: Path, name: str) -> None:
     assert resolve_path(name, tmp_path) is None
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qvlopt.report.plain import json_text, safe
+from qvlopt.report.plain import json_text, safe, short
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,10 @@ def test_what_a_terminal_would_obey_is_escaped_in_json_and_reads_back(text: str,
     assert json.loads(shown) == {"said": text}
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u202e]|##(vso)?\\[", shown)
     assert not any(line.lstrip().startswith("::") for line in shown.splitlines())
+
+
+def test_a_text_of_any_length_is_shown_by_its_start_and_its_length() -> None:
+    assert short("a word") == "a word"
+    assert short("x" * 12_345).startswith("xxx")
+    assert short("x" * 12_345).endswith("... (12,345 characters)")
+    assert len(short("x" * 12_345)) < 1000

@@ -52,3 +52,11 @@ def test_foreign_text_is_no_markdown(hostile: str) -> None:
 
 def test_plain_words_and_numbers_stay_readable() -> None:
     assert markdown_text("ocr exact_match: +1.25 points (n = 38), -0.5!") == "ocr exact_match: +1.25 points (n = 38), -0.5!"
+
+
+def test_a_cell_that_holds_a_book_is_shortened() -> None:
+    book = Table("t", (Column("a"),), (("word " * 50_000,),))
+    assert len(to_markdown(book)) < 2000
+    stream = io.StringIO()
+    Console(file=stream, width=200).print(to_rich(book))
+    assert "250,000 characters" in " ".join(stream.getvalue().split())

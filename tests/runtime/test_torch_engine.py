@@ -293,5 +293,5 @@ def test_a_tokenizer_with_more_ids_than_the_model_has_rows_is_refused(tmp_path: 
 
 def test_picture_settings_of_another_checkpoint_are_refused(folder: Path) -> None:
     change_json(folder / "preprocessor_config.json", lambda c: c.update(patch_size=14))
-    with pytest.raises(RunError, match="patch_size or merge_size"):
+    with pytest.raises(RunError, match="patch_size, temporal_patch_size, merge_size and channels"):
         engine_of(folder)
