@@ -111,8 +111,11 @@ def inspect(path: str | Path) -> Result:
 
 
 def export(recipe: RecipeSource = "demo", **overrides: Unpack[Overrides]) -> Result:
-    """Not in this version: raises RunError once the recipe is found to be right."""
-    return _later("export", recipe, overrides)
+    """Writes the checkpoint as float32 ONNX graphs, checked against torch."""
+    loaded = _load(recipe, overrides)
+    from qvlopt.commands.export import export as command
+
+    return command(loaded, **_way(overrides))
 
 
 def quantize_int8(recipe: RecipeSource = "demo", **overrides: Unpack[Overrides]) -> Result:
@@ -143,7 +146,7 @@ def _load(recipe: RecipeSource, overrides: Overrides) -> LoadedRecipe:
     for key, value in overrides.items():
         if isinstance(value, Mapping):
             flags.update({f"{key}.{inner}": item for inner, item in value.items()})
-        elif key not in way and key != "settings":
+        elif key not in way and key != "settings" and value is not None:  # None: a flag that was not given
             flags[SHORT.get(key, key)] = value
     return load_recipe(recipe, overrides=overrides.get("settings", ()), flags=flags)
 

@@ -53,6 +53,11 @@ def test_keywords_that_are_none_change_nothing(seen: dict[str, Any]) -> None:
     assert seen["loaded"].recipe.model.path == "builtin:nano"
 
 
+def test_a_none_inside_a_section_is_a_value(seen: dict[str, Any]) -> None:
+    api.calibrate("demo", calibrate={"split": None})
+    assert seen["loaded"].recipe.calibrate.split is None
+
+
 def test_a_dict_is_a_recipe(seen: dict[str, Any]) -> None:
     api.calibrate({"model": {"path": "x"}, "calibrate": {"samples": 3}})
     assert seen["loaded"].recipe.calibrate.samples == 3
@@ -70,7 +75,7 @@ def test_overwrite_and_resume_exclude_each_other(seen: dict[str, Any]) -> None:
     assert seen == {}
 
 
-@pytest.mark.parametrize("function", [api.export, api.quantize_int8, api.bench, api.doctor])
+@pytest.mark.parametrize("function", [api.quantize_int8, api.bench, api.doctor])
 def test_later_commands_say_so(function: Any) -> None:
     with pytest.raises(RunError, match="not in this version"):
         function()

@@ -48,17 +48,15 @@ def load_recipe(source: str | Path | Mapping[str, Any], *, overrides: Sequence[s
     """Loads and checks a recipe.
 
     `source` is a path, a shipped name or a mapping; `overrides` are `key.path=value` with YAML values; `flags` maps dotted
-    keys to plain values, None for flags that were not given. Raises RecipeProblems with everything that is wrong, and
-    UsageError when there is no such recipe.
+    keys to plain values. Raises RecipeProblems with everything that is wrong, and UsageError when there is no such recipe.
     """
     tree = _tree_of(source)
     sections = tuple(section for section in PIPELINE if section in tree.data)
     for override in overrides:
         tree.override(override)
     for key, value in (flags or {}).items():
-        if value is not None:
-            flag = FLAG_NAMES.get(key, f"--{key}")
-            tree.put(key, value, {}, where=flag, label=flag)
+        flag = FLAG_NAMES.get(key, f"--{key}")
+        tree.put(key, value, {}, where=flag, label=flag)
     tree.put_default("name", tree.name)
     name = tree.data.get("name", tree.name)
     tree.put_default("output", f"out/{getattr(name, 'text', name)}")

@@ -275,7 +275,7 @@ def test_sections_come_in_the_order_of_the_pipeline(tmp_path: Path) -> None:
 def layered(tmp_path: Path) -> LoadedRecipe:
     path = written(tmp_path, "model: {path: file}\nseed: 1\ncalibrate:\n  samples: 5\n  batch: 2\n")
     settings = ["model.path=set", "seed=2", "calibrate.samples=6", "evaluate.gate={margin: 0.1}", "quantize_awq.keep=[a, b]"]
-    return load_recipe(path, overrides=settings, flags={"model.path": "flag", "output": "there", "hardware.threads": None})
+    return load_recipe(path, overrides=settings, flags={"model.path": "flag", "output": "there"})
 
 
 def test_a_flag_beats_set_beats_the_file_beats_the_default(layered: LoadedRecipe) -> None:
