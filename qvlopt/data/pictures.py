@@ -39,13 +39,13 @@ class PictureHeader(NamedTuple):
     frames: int
 
 
-def load_picture(source: Path | bytes, *, root: Path | None = None) -> Image.Image:
+def load_picture(source: Path | bytes, *, root: Path | None = None, name: str | None = None) -> Image.Image:
     """The picture in mode RGB, decoded and turned upright.
 
-    With `root`, a file outside that folder is refused. Raises ItemError for a file that is missing, empty, damaged, too
-    large, a video, or in a mode that has no agreed meaning as colours.
+    With `root`, a file outside that folder is refused. `name` is what messages call the picture. Raises ItemError for a
+    file that is missing, empty, damaged, too large, a video, or in a mode that has no agreed meaning as colours.
     """
-    with _opened(source, root) as image:
+    with _opened(source, root, name) as image:
         ImageOps.exif_transpose(image, in_place=True)  # decodes all pixels of the first frame
         mode = image.mode
         if mode in SIXTEEN_BIT or mode == "I":
@@ -55,9 +55,9 @@ def load_picture(source: Path | bytes, *, root: Path | None = None) -> Image.Ima
         return _on_white(image) if image.has_transparency_data else image.convert("RGB")
 
 
-def read_header(source: Path | bytes, *, root: Path | None = None) -> PictureHeader:
+def read_header(source: Path | bytes, *, root: Path | None = None, name: str | None = None) -> PictureHeader:
     """Size and number of frames without decoding the pixels. Raises ItemError as `load_picture` does, and for the aspect."""
-    with _opened(source, root) as image:
+    with _opened(source, root, name) as image:
         width, height = image.size
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise ValueError(f"the aspect ratio of {width}x{height} is above {MAX_ASPECT}")
@@ -79,9 +79,9 @@ def leaves_folder(name: str) -> bool:
 
 
 @contextmanager
-def _opened(source: Path | bytes, root: Path | None) -> Iterator[ImageFile]:
+def _opened(source: Path | bytes, root: Path | None, name: str | None) -> Iterator[ImageFile]:
     """The picture with its header read; whatever goes wrong while it is open becomes an ItemError that names it."""
-    name = "picture in memory" if isinstance(source, bytes) else str(source)
+    name = name or ("picture in memory" if isinstance(source, bytes) else str(source))
     try:
         with _stream(source, root) as stream:
             image = _identified(stream)

@@ -1,102 +1,89 @@
-"""Parses `manifest.jsonl` line by line into checked rows; every fault is told with its file and line.
+"""Checks the rows of a set, whatever kind of file they come from; every fault is told with its file and line or row.
 
-The text is UTF-8 whatever the locale says, with or without a byte order mark, with LF or CRLF; blank lines are skipped.
 Half of a surrogate pair, which JSON may spell though it is no character, becomes U+FFFD: no tokenizer or file takes it.
 """
 
 from __future__ import annotations
 
-import difflib
-import json
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from qvlopt.errors import RunError, UsageError
+from qvlopt.data.cells import Cell
+from qvlopt.errors import RunError
 
 TASKS = ("ocr", "vqa", "doc", "chart", "ocrbench", "grounding", "choice", "text")
-KEYS = ("id", "images", "question", "answers", "task", "cluster", "split", "video", "videos", "size", "kind")
-"""Keys of a row; `size` and `kind` are for people and not read, `video` and `videos` fail the item by name."""
 
 A_LINE = 'write one object a line, such as {"id": "1", "images": ["a.png"], "question": "What is it?", "answers": ["a cup"]}'
 SHOWN = 100
 """Characters of a wrong value in a message."""
+SHORT = 40
+"""Characters up to which equal texts share their memory: ten people answer `yes` to 200,000 questions."""
 HALF = re.compile("[\ud800-\udfff]")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One line of a manifest. Texts are as in the file; `task`, `cluster` and `split` are None where it leaves them out."""
+class Record(NamedTuple):
+    """What a file says in one row, by our keys. Paths in `images` are relative to `folder`, unless a Cell stands for them."""
 
     origin: str
+    values: Mapping[str, Any]
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One checked row. Texts are as in the file; `task`, `cluster`, `split` and others are None where it leaves them out."""
+
+    origin: str
+    folder: Path
     id: str
-    images: tuple[str, ...]
+    images: tuple[str, ...] | Cell
     videos: tuple[str, ...]
     question: str
     answers: tuple[str, ...]
     task: str | None
     cluster: str | None
     split: str | None
+    stratum: str | None
+    dataset: str | None
+    choices: tuple[str, ...]
 
 
-def read_rows(path: Path, *, columns: Mapping[str, str]) -> list[Row]:
-    """Every row of the file. `columns` maps our keys to the file's. Raises RunError with file and line, or when there is no file."""
-    unknown = sorted(set(columns) - set(KEYS))
-    if unknown:
-        raise UsageError(f"columns: unknown key {unknown[0]!r}, expected one of {', '.join(KEYS)}", hint="it maps our keys to the file's")
-    try:
-        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    except OSError as error:
-        raise RunError(f"{path} cannot be read: {error.strerror}", hint="give the folder that holds manifest.jsonl, or a .jsonl file") from error
-    theirs = {columns.get(key, key): key for key in KEYS}
-    return [_row(_parse(line, f"{path}:{number}"), theirs, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parse(line: bytes, origin: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise RunError(f"{origin}: byte {error.start + 1} is not UTF-8", hint="save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{origin}: not valid JSON: {error}", hint=A_LINE) from error
-    if not isinstance(value, dict):
-        raise RunError(f"{origin}: expected an object with id, images, question and answers, got {type(value).__name__}", hint=A_LINE)
-    return {_whole(key): _whole(item) for key, item in value.items()}
-
-
-def _whole(value: Any) -> Any:
-    """`value` without halves of surrogate pairs in its texts."""
-    if isinstance(value, str):
-        return HALF.sub("\ufffd", value)
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return {_whole(key): _whole(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _row(found: Mapping[str, Any], theirs: Mapping[str, str], origin: str) -> Row:
-    for key in found:
-        if key not in theirs:
-            near = difflib.get_close_matches(key, theirs, n=1)
-            hint = f"did you mean {near[0]}?" if near else "map the file's names with columns: {ours: theirs}, or remove the key"
-            raise RunError(f"{origin}: unknown key {_shown(key)}, expected one of {', '.join(theirs)}", hint=hint)
-    values = {theirs[key]: value for key, value in found.items()}
+def make_row(record: Record) -> Row:
+    """Raises RunError, naming the place, for a value of the wrong kind."""
+    origin, values, folder = record
     task = _optional(values, "task", origin)
     if task is not None and task not in TASKS:
         raise RunError(f"{origin}: task is {_shown(task)}, expected one of {', '.join(TASKS)}", hint="correct or remove the key")
     videos = [values[key] for key in ("video", "videos") if values.get(key) is not None]
+    images = values.get("images")
     return Row(
         origin=origin,
+        folder=folder,
         id=_identifier(values.get("id"), origin),
-        images=_texts(values.get("images"), "images", origin),
+        images=images if isinstance(images, Cell) else _texts(images, "images", origin),
         videos=tuple(name for value in videos for name in _texts(value, "videos", origin)),
         question=_question(values.get("question"), origin),
-        answers=_texts(values.get("answers"), "answers", origin),
+        answers=(*_texts(values.get("answers"), "answers", origin), *_boxes(values, origin)),
         task=task,
         cluster=_optional(values, "cluster", origin),
         split=_optional(values, "split", origin),
+        stratum=_stratum(values.get("stratum")),
+        dataset=_optional(values, "dataset", origin),
+        choices=_texts(values.get("choices"), "choices", origin),
     )
+
+
+def without_halves(value: Any) -> Any:
+    """`value` without halves of surrogate pairs in its texts."""
+    if isinstance(value, str):
+        return HALF.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [without_halves(item) for item in value]
+    return {without_halves(key): without_halves(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def _identifier(value: object, origin: str) -> str:
@@ -120,6 +107,11 @@ def _optional(values: Mapping[str, Any], key: str, origin: str) -> str | None:
     return str(value)
 
 
+def _stratum(value: object) -> str | None:
+    """Only groups rows, so any value will do."""
+    return None if value is None else "+".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
 def _texts(value: object, key: str, origin: str) -> tuple[str, ...]:
     """A text or a list of texts; answers may be whole numbers, or objects with the key `answer` as VQAv2 has them."""
     if value is None:
@@ -131,10 +123,31 @@ def _text(item: object, key: str, origin: str) -> str:
     if key == "answers" and isinstance(item, dict):
         item = item.get("answer")
     if isinstance(item, str):
-        return item
-    if key == "answers" and isinstance(item, int) and not isinstance(item, bool):
+        return sys.intern(item) if len(item) <= SHORT else item
+    if key in ("answers", "choices") and isinstance(item, int) and not isinstance(item, bool):
         return str(item)
     raise RunError(f"{origin}: {key} holds {_shown(item)}, expected text or a list of texts", hint=A_LINE)
+
+
+def _boxes(values: Mapping[str, Any], origin: str) -> list[str]:
+    """Right boxes as the texts that metrics/grounding.py reads; one box or a list of them."""
+    texts = []
+    for key, unit in (("box", ""), ("box_xywh", " px"), ("box_1000", " /1000")):
+        value = values.get(key)
+        if value is None:
+            continue
+        for box in value if isinstance(value, list) and value and isinstance(value[0], list) else [value]:
+            if not _is_box(box):
+                raise RunError(f"{origin}: {key} is {_shown(box)}, expected four numbers", hint="see docs/data.md, grounding")
+            x, y, right, bottom = box
+            # the last pixel of a box of width w that begins at x is x + w - 1 (VLMEvalKit, ScreenSpot)
+            corners = [x, y, x + right - 1, y + bottom - 1] if key == "box_xywh" else box
+            texts.append(f"[{', '.join(f'{corner:.10g}' for corner in corners)}]{unit}")
+    return texts
+
+
+def _is_box(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(isinstance(side, int | float) and not isinstance(side, bool) for side in value)
 
 
 def _shown(value: object) -> str:

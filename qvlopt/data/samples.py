@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
+from qvlopt.data.arrow_tables import HubSet
+from qvlopt.data.cells import Cell, StoredPicture, bytes_of, path_of
+from qvlopt.data.columns import LETTERS
 from qvlopt.data.pictures import PictureHeader, leaves_folder, load_picture, read_header
-from qvlopt.data.rows import Row, read_rows
+from qvlopt.data.rows import Row, make_row
+from qvlopt.data.set_files import is_manifest, read_records
 from qvlopt.data.sets import LOCK, MANIFEST, LockedSet, canonical_sha256, file_sha256, open_set
+from qvlopt.data.subset import choose
 from qvlopt.errors import ItemError, UsageError
 
 
@@ -25,6 +31,7 @@ from qvlopt.errors import ItemError, UsageError
 class ImageRef:
     """A picture that is read when asked for. `name` is its path relative to `root`, the set's folder.
 
+    `stored`: where it is inside a file of the set, if it is no file of its own; `name` then says so for people.
     `digest` is its SHA-256 where that is known already. Every method raises ItemError when the picture is unusable.
     """
 
@@ -32,6 +39,7 @@ class ImageRef:
     root: Path
     digest: str | None = None
     is_video: bool = False
+    stored: StoredPicture | None = None
 
     @property
     def path(self) -> Path:
@@ -39,11 +47,15 @@ class ImageRef:
 
     def load(self) -> Image.Image:
         """The picture in mode RGB, upright (pictures.load_picture)."""
+        if self.stored is not None:
+            return load_picture(self.stored.read(), name=self.stored.name)
         self._refuse_video()
         return load_picture(self.path, root=self.root)
 
     def header(self) -> PictureHeader:
         """Size and frames without decoding (pictures.read_header)."""
+        if self.stored is not None:
+            return read_header(self.stored.read(), name=self.stored.name)
         self._refuse_video()
         return read_header(self.path, root=self.root)
 
@@ -51,6 +63,8 @@ class ImageRef:
         """SHA-256 of the file's bytes in hex."""
         if self.digest is not None:
             return self.digest
+        if self.stored is not None:
+            return hashlib.sha256(self.stored.read()).hexdigest()
         if not os.path.isfile(self.path):
             raise ItemError(f"{self.path}: is missing")
         return file_sha256(self.path)
@@ -62,7 +76,11 @@ class ImageRef:
 
 @dataclass(frozen=True)
 class Sample:
-    """One item. `cluster` joins the items that share a picture; `origin` is `file:line`. Texts are as in the file."""
+    """One item. `cluster` joins the items that share a picture; `origin` is `file:line` or `file:row`. Texts are as in the file.
+
+    `choices` are the options in the order of their letters, `stratum` the kind of item that subsets are spread over,
+    `dataset` the source within a benchmark; all only where the file has them.
+    """
 
     id: str
     images: tuple[ImageRef, ...]
@@ -71,6 +89,9 @@ class Sample:
     task: str
     cluster: str
     origin: str
+    choices: tuple[str, ...] = ()
+    stratum: str | None = None
+    dataset: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,7 +104,7 @@ class SampleSet:
 
 
 def read_samples(
-    entry_path: Path,
+    entry_path: Path | HubSet,
     *,
     task: str | None = None,
     limit: int | None = None,
@@ -91,58 +112,97 @@ def read_samples(
     seed: int = 0,
     columns: Mapping[str, str] | None = None,
 ) -> SampleSet:
-    """The items of a folder with `manifest.jsonl`, or of one `.jsonl` file, that belong to `task` and `split`.
+    """The items of a set (set_files.FORMATS) that belong to `task` and `split`.
 
-    `limit` picks that many by a seeded hash of the ids, the same ones in every run. `columns` maps our keys to the
-    file's. A folder with `lock.json` is verified first. Raises UsageError for ids that clash, pictures outside the
-    folder and a choice that leaves nothing; RunError for a set that is missing, broken or changed.
+    `limit` picks that many by a seeded hash of the ids, the same ones in every run (subset.choose). `columns` maps our
+    keys to the file's. A folder with `lock.json` is verified first. Pictures stay where they are; those of the chosen
+    items are hashed. Raises UsageError for ids that clash, pictures outside the folder and a choice that leaves nothing;
+    RunError for a set that is missing, broken or changed.
     """
-    is_file = entry_path.suffix == ".jsonl"
-    path, root = (entry_path, entry_path.parent) if is_file else (entry_path / MANIFEST, entry_path)
-    locked = open_set(root) if not is_file and (root / LOCK).exists() else None
-    rows = read_rows(path, columns=columns or {})
+    locked, place, name = None, str(entry_path), str(entry_path)
+    if isinstance(entry_path, Path):
+        manifest = is_manifest(entry_path)
+        place = str(entry_path / MANIFEST if manifest else entry_path)
+        locked = open_set(entry_path) if manifest and (entry_path / LOCK).exists() else None
+        name = locked.name if locked else entry_path.stem
+    rows = [make_row(record) for record in read_records(entry_path, split=split, columns=columns or {})]
     if not rows:
-        raise UsageError(f"{path} has no rows", hint="write one item a line")
+        raise UsageError(f"{place} has no rows", hint="write one item a line")
     _refuse_clashes(rows)
-    rows = _of_task(_of_split(rows, split, path), task, path)
-    make = _SampleMaker(root, locked)
-    samples = tuple(make(row, task) for row in _limited(rows, limit, seed))
-    name = locked.name if locked else entry_path.stem
+    rows = _of_task(_of_split(rows, split, place), task, place)
+    make = _SampleMaker(locked)
+    samples = tuple(make(row, task) for row in choose(rows, limit, seed))
     return SampleSet(samples, canonical_sha256(sorted((_identity(sample) for sample in samples), key=lambda identity: str(identity[0]))), name)
 
 
 class _SampleMaker:
-    """Turns rows into samples; a picture is hashed once, however many rows ask about it."""
+    """Turns rows into samples; a picture's file is hashed once, however many rows ask about it."""
 
-    def __init__(self, root: Path, locked: LockedSet | None) -> None:
-        self.root = root
+    def __init__(self, locked: LockedSet | None) -> None:
         self.locked = locked
-        self.pictures: dict[str, ImageRef] = {}
+        self.pictures: dict[Path, ImageRef] = {}
 
     def __call__(self, row: Row, task: str | None) -> Sample:
-        images = [self._picture(name, row.origin) for name in row.images]
-        images += [ImageRef(_contained(name, self.root, row.origin), self.root, is_video=True) for name in row.videos]
+        cell = row.images
+        images = list(self._stored(cell, row)) if isinstance(cell, Cell) else [self._file(name, row) for name in cell]
+        images += [ImageRef(_contained(name, row), row.folder, is_video=True) for name in row.videos]
         # the same bytes under two names are the same picture
         shown = sorted({(image.digest or image.name)[:16] for image in images})
-        cluster = row.cluster or "+".join(shown) or row.id
-        return Sample(row.id, tuple(images), row.question, row.answers, row.task or task or "", cluster, row.origin)
+        return Sample(
+            id=row.id,
+            images=tuple(images),
+            question=with_choices(row.question, row.choices),
+            answers=row.answers,
+            task=row.task or task or "",
+            cluster=row.cluster or "+".join(shown) or row.id,
+            origin=row.origin,
+            choices=row.choices,
+            stratum=row.stratum,
+            dataset=row.dataset,
+        )
 
-    def _picture(self, name: str, origin: str) -> ImageRef:
-        if name not in self.pictures:
-            self.pictures[name] = ImageRef(_contained(name, self.root, origin), self.root, self._digest(name))
-        return self.pictures[name]
+    def _stored(self, cell: Cell, row: Row) -> Iterator[ImageRef]:
+        """The pictures of a cell; one that cannot be read now fails its item later, as a file would."""
+        try:
+            items = cell.items()
+        except ItemError:
+            items = [None]
+        for index, item in enumerate(items):
+            name = path_of(item)
+            if name is not None:
+                yield self._file(name, row)
+                continue
+            stored = StoredPicture(cell, index)
+            try:
+                digest = hashlib.sha256(bytes_of(item)).hexdigest()
+            except ValueError:
+                digest = None
+            yield ImageRef(stored.name, row.folder, digest, stored=stored)
 
-    def _digest(self, name: str) -> str | None:
+    def _file(self, name: str, row: Row) -> ImageRef:
+        path = row.folder / _contained(name, row)
+        if path not in self.pictures:
+            self.pictures[path] = ImageRef(name, row.folder, self._digest(name, path))
+        return self.pictures[path]
+
+    def _digest(self, name: str, path: Path) -> str | None:
         listed = self.locked.files.get(name) if self.locked else None
         if listed is not None:
             return listed.sha256
-        path = self.root / name
         return file_sha256(path) if os.path.isfile(path) else None
 
 
-def _contained(name: str, root: Path, origin: str) -> str:
+def with_choices(question: str, choices: Sequence[str]) -> str:
+    """The question with its options, one a line as `A. text`, unless it lists them already."""
+    if not choices or re.search(r"^\s*[(\[]?A[)\].:]\s", question, re.MULTILINE):
+        return question
+    return "\n".join([question, *(f"{letter}. {text}" for letter, text in zip(LETTERS, choices, strict=False))])
+
+
+def _contained(name: str, row: Row) -> str:
     if leaves_folder(name):
-        raise UsageError(f"{origin}: the picture {name!r} is not a path inside {root}", hint="name pictures relative to the manifest, without '..'")
+        hint = "name pictures relative to the file that lists them, without '..'"
+        raise UsageError(f"{row.origin}: the picture {name!r} is not a path inside {row.folder}", hint=hint)
     return name
 
 
@@ -151,12 +211,14 @@ def _refuse_clashes(rows: Sequence[Row]) -> None:
     first: dict[str, str] = {}
     for row in rows:
         if row.id in first:
-            line = row.origin.rpartition(":")[2]
-            raise UsageError(f"{first[row.id]} and line {line}: both have the id {row.id!r}", hint="give every row an id of its own")
+            file, _, number = row.origin.rpartition(":")
+            word = "line" if file.endswith((".jsonl", ".tsv")) else "row"
+            other = f"{word} {number}" if first[row.id].rpartition(":")[0] == file else row.origin
+            raise UsageError(f"{first[row.id]} and {other}: both have the id {row.id!r}", hint="give every row an id of its own")
         first[row.id] = row.origin
 
 
-def _of_split(rows: list[Row], split: str | None, path: Path) -> list[Row]:
+def _of_split(rows: list[Row], split: str | None, path: str) -> list[Row]:
     """Rows of the split; a file in which no row names one is a split of its own, whatever it is called."""
     if split is None or all(row.split is None for row in rows):
         return rows
@@ -167,7 +229,7 @@ def _of_split(rows: list[Row], split: str | None, path: Path) -> list[Row]:
     return chosen
 
 
-def _of_task(rows: list[Row], task: str | None, path: Path) -> list[Row]:
+def _of_task(rows: list[Row], task: str | None, path: str) -> list[Row]:
     """Rows of the task; a row that names none belongs to whatever task is asked for."""
     chosen = [row for row in rows if task is None or row.task in (None, task)]
     if not chosen:
@@ -181,15 +243,7 @@ def _found(values: Sequence[str | None], what: str) -> str:
     return f"{what} in the file: " + (", ".join(f"{value} ({count})" for value, count in counts.items()))
 
 
-def _limited(rows: list[Row], limit: int | None, seed: int) -> list[Row]:
-    """A subset that depends on the seed and the ids only, and keeps the order of the file: files are often sorted by kind."""
-    if limit is None or limit >= len(rows):
-        return rows
-    by_hash = sorted(rows, key=lambda row: hashlib.sha256(f"{seed}\0{row.id}".encode("utf-8", "surrogatepass")).digest())
-    chosen = {row.id for row in by_hash[:limit]}
-    return [row for row in rows if row.id in chosen]
-
-
 def _identity(sample: Sample) -> list[object]:
     pictures = [image.digest or f"missing {image.name}" for image in sample.images]
-    return [sample.id, sample.question, list(sample.answers), sample.task, sample.cluster, pictures]
+    identity: list[object] = [sample.id, sample.question, list(sample.answers), sample.task, sample.cluster, pictures]
+    return [*identity, list(sample.choices), sample.dataset] if sample.choices or sample.dataset else identity

@@ -53,8 +53,8 @@ def prepare_parent(parent: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def write_report(folder: Path, files: Mapping[str, str]) -> bool:
-    """Writes the texts as UTF-8 into `folder`, which gets its name when all are on the disk, and points `latest` to it.
+def write_report(folder: Path, files: Mapping[str, str | bytes]) -> bool:
+    """Writes the files, texts as UTF-8, into `folder`, which gets its name when all are on the disk, and points `latest` to it.
 
     False when another run took that name meanwhile. Raises OSError when writing fails. In both cases nothing is left.
     """
@@ -63,8 +63,8 @@ def write_report(folder: Path, files: Mapping[str, str]) -> bool:
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         temporary.mkdir()
-        for name, text in files.items():
-            _write_text(temporary / name, text)
+        for name, content in files.items():
+            _write_file(temporary / name, content)
         if not _renamed(temporary, folder):
             return False
     finally:
@@ -99,10 +99,10 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _write_text(path: Path, text: str) -> None:
-    # halves of surrogate pairs, which a model may say, have no UTF-8
-    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as handle:
-        handle.write(text)
+def _write_file(path: Path, content: str | bytes) -> None:
+    with path.open("wb") as handle:
+        # halves of surrogate pairs, which a model may say, have no UTF-8
+        handle.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
         handle.flush()
         os.fsync(handle.fileno())
 

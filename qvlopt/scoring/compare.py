@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from qvlopt.data.preflight import Size
 from qvlopt.data.samples import Sample
+from qvlopt.scoring.conditions import conditions_of, differences
+from qvlopt.scoring.damage import Damage
 from qvlopt.scoring.evaluate import Answered, EngineRun, EvalSet, Target
-from qvlopt.scoring.gate import MetricVerdict, Verdict, judge, worst
+from qvlopt.scoring.gate import MetricVerdict, Verdict, hold_together, judge, worst
+from qvlopt.scoring.noise import Noise
 from qvlopt.scoring.score import ScoreTable, score_answers
 from qvlopt.scoring.tasks import Metric
 
-CONDITIONS = ("pixels", "generation")
-"""What must be equal on both sides, of an engine's fingerprint; engine, dtype, device and versions are recorded only."""
-
-
 MODEL_DIGEST = "model_digest"
 """Key of an engine's fingerprint: the digest of the checkpoint that it loaded, where it tells."""
+
+
+NOTHING = Answered({}, {}, {})
+"""What a saved baseline holds of a set that it does not know."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,10 @@ class MetricResult:
     def delta(self) -> float | None:
         return None if self.base is None or self.candidate is None else self.candidate - self.base
 
+    @property
+    def breaks_floor(self) -> bool:
+        return self.floor is not None and (self.candidate is None or self.candidate < self.floor)
+
 
 @dataclass(frozen=True)
 class SizeResult:
@@ -80,7 +86,10 @@ class SetResult:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One candidate on all sets; `reasons` says in words what decided, besides the metrics' own verdicts."""
+    """One candidate on all sets; `reasons` says in words what decided, besides the metrics' own verdicts.
+
+    `noise` is what the base does against itself and `damage` what the candidate's tensors show, where they were measured.
+    """
 
     candidate: str
     baseline: str | None
@@ -88,35 +97,60 @@ class Comparison:
     reasons: tuple[str, ...]
     sets: tuple[SetResult, ...]
     runs: tuple[EngineRun | None, EngineRun]
+    noise: Noise | None = None
+    damage: Damage | None = None
 
 
-def compare(target: Target, runs: tuple[EngineRun | None, EngineRun], sets: Sequence[EvalSet], rule: Rule) -> Comparison:
+def compare(
+    target: Target,
+    runs: tuple[EngineRun | None, EngineRun],
+    sets: Sequence[EvalSet],
+    rule: Rule,
+    *,
+    noise: Noise | None = None,
+    damage: Damage | None = None,
+) -> Comparison:
     """Judges `runs` = (base or None, candidate). Without a base the candidate is scored, floors hold, nothing is compared."""
-    unlike = _unlike_conditions(target, runs[0].fingerprint, runs[1].fingerprint) if runs[0] else []
-    results = tuple(_compare_set(each, runs, rule, is_comparable=not unlike) for each in sets)
+    unlike = _unlike_conditions(target, runs[0], runs[1], sets) if runs[0] else []
+    results = _held_together([_compare_set(each, runs, rule, is_comparable=not unlike) for each in sets], rule.alpha)
     verdicts = [metric.verdict for result in results for metric in result.metrics if metric.verdict is not None]
     failed = sum(len(result.failures) for result in results)
     reasons = list(unlike)
+    if noise is not None and noise.verdict != "pass":
+        verdicts.append("inconclusive")
+        reasons.append(noise.reason)
     if failed > rule.max_failed:
         verdicts.append("error")
         reasons.append(f"{failed} items failed, gate.max_failed is {rule.max_failed}")
-    return Comparison(target.name, target.base, worst(verdicts), tuple(reasons), results, runs)
+    return Comparison(target.name, target.base, worst(verdicts), tuple(reasons), results, runs, noise, damage)
 
 
-def _unlike_conditions(target: Target, base: Mapping[str, Any], candidate: Mapping[str, Any]) -> list[str]:
-    unlike = [
-        f"not comparable: {key} is {base.get(key)} for the base and {candidate.get(key)} for the candidate"
-        for key in CONDITIONS
-        if base.get(key) != candidate.get(key)
-    ]
-    found = base.get(MODEL_DIGEST)
+def _held_together(results: Sequence[SetResult], alpha: float) -> tuple[SetResult, ...]:
+    """Failures that chance alone may give among several metrics become inconclusive (Holm); a broken floor stays."""
+    figures = [metric.figures for result in results for metric in result.metrics if metric.figures is not None]
+    corrected = iter(hold_together(figures, alpha))
+    return tuple(replace(result, metrics=tuple(_corrected(metric, corrected) for metric in result.metrics)) for result in results)
+
+
+def _corrected(metric: MetricResult, corrected: Iterator[MetricVerdict]) -> MetricResult:
+    if metric.figures is None:
+        return metric
+    figures = next(corrected)
+    broken: list[Verdict] = ["fail"] if metric.breaks_floor else []
+    return replace(metric, figures=figures, verdict=worst([figures.verdict, *broken]))
+
+
+def _unlike_conditions(target: Target, base: EngineRun, candidate: EngineRun, sets: Sequence[EvalSet]) -> list[str]:
+    ours = base.saved if base.saved is not None else conditions_of(base, sets)
+    unlike = [f"not comparable: {reason}" for reason in differences(ours, conditions_of(candidate, sets))]
+    found = base.fingerprint.get(MODEL_DIGEST)
     if None not in (found, target.base_digest) and found != target.base_digest:
         unlike.append(f"not comparable: {target.base} is not the checkpoint that {target.name} was made from any more (by digest)")
     return unlike
 
 
 def _compare_set(each: EvalSet, runs: tuple[EngineRun | None, EngineRun], rule: Rule, *, is_comparable: bool) -> SetResult:
-    base_side = runs[0].answered[each.name] if runs[0] else None
+    base_side = runs[0].answered.get(each.name, NOTHING) if runs[0] else None
     side = runs[1].answered[each.name]
     paired = [sample for sample in each.samples if sample.id in side.answers and (base_side is None or sample.id in base_side.answers)]
     base = _scored(each, base_side, paired) if base_side else None

@@ -7,11 +7,23 @@ in between; both at the one-sided level alpha.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from qvlopt.scoring.intervals import Interval, cluster_bootstrap, tango, z_value
+from qvlopt.scoring.intervals import (
+    Interval,
+    bootstrap_means,
+    changed_clusters,
+    clustered_tango,
+    effective_clusters,
+    percentiles,
+    sign_p_value,
+    tango,
+    tango_p_value,
+    z_value,
+)
+from qvlopt.scoring.power import item_variance, items_needed, smallest_drop
 
 Verdict = Literal["pass", "fail", "inconclusive", "not_comparable", "error"]
 OnInconclusive = Literal["fail", "warn", "pass"]
@@ -22,18 +34,18 @@ SEVERITY: tuple[Verdict, ...] = ("pass", "inconclusive", "fail", "not_comparable
 FEW_FLIPS = 10
 """With fewer changed clusters than this a bootstrap sees too little; Tango's interval is used."""
 
-POWER = 0.8
-
 SEED = 0
 """Of the bootstrap. Fixed, so that nobody can look for a seed with a better verdict."""
 
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric's comparison over `n` items; scores are means in [0, 1], the other figures are in the same unit.
+    """One metric's comparison over `n` items about `n_clusters` pictures; scores are means in [0, 1], and so are differences.
 
-    `lost` and `gained` count items. `mde` is the smallest drop that this many items would show with 80 % power,
-    `n_needed` how many items would show one of `margin`; both treat items as independent. `method` names the interval.
+    `lost` and `gained` count items. `mde` is the smallest drop that these items would show with 80 % power, `n_needed` how
+    many items, clustered like these, would rule out one of `margin`. `method` names the interval. `p_lost` is the sign
+    test's one-sided p-value for more lost than gained, for information. `p_drop` is that of a drop beyond the margin;
+    `p_drop_holm` is it after Holm's correction for the metrics that were judged together.
     """
 
     n: int
@@ -49,11 +61,20 @@ class MetricVerdict:
     n_needed: int | None
     verdict: Verdict
     method: str | None
+    n_clusters: int = 0
+    p_lost: float | None = None
+    p_drop: float | None = None
+    p_drop_holm: float | None = None
 
     @property
     def drop_within_margin(self) -> bool:
         """A drop was demonstrated, but one smaller than the margin."""
         return self.verdict == "pass" and self.ci_high is not None and self.ci_high < 0
+
+    @property
+    def fails_alone(self) -> bool:
+        """It would have failed if no other metric had been judged."""
+        return self.verdict == "inconclusive" and self.ci_high is not None and self.ci_high < -self.margin
 
 
 def judge(
@@ -74,26 +95,47 @@ def judge(
         return MetricVerdict(len(base), None, None, None, None, None, margin, 0, 0, None, None, "not_comparable", None)
     pairs = _Pairs.joined(base, candidate, clusters)
     n = len(pairs.deltas)
-    delta = math.fsum(pairs.deltas) / n
-    method, interval = _interval(pairs, alpha=alpha, binary=binary)
+    evidence = _evidence(pairs, margin=margin, alpha=alpha, binary=binary)
+    low, high = evidence.interval
     lost, gained = sum(d < 0 for d in pairs.deltas), sum(d > 0 for d in pairs.deltas)
-    changing = max(lost + gained, 3) / n  # with no change seen, 3 / n is the 95 % bound of its rate
-    reach = z_value(1 - alpha) + z_value(POWER)
+    variance = item_variance(pairs.deltas, pairs.clusters)
     return MetricVerdict(
         n=n,
         base=math.fsum(base.values()) / n,
         candidate=math.fsum(candidate.values()) / n,
-        delta=delta,
-        ci_low=interval.low,
-        ci_high=interval.high,
+        delta=math.fsum(pairs.deltas) / n,
+        ci_low=low,
+        ci_high=high,
         margin=margin,
         lost=lost,
         gained=gained,
-        mde=reach * math.sqrt(changing / n),
-        n_needed=math.ceil(reach**2 * changing / margin**2) if margin > 0 else None,
-        verdict="pass" if interval.low > -margin else "fail" if interval.high < -margin else "inconclusive",
-        method=method,
+        mde=smallest_drop(variance, n, alpha),
+        n_needed=items_needed(variance, margin, alpha) if margin > 0 else None,
+        verdict="pass" if low > -margin else "fail" if high < -margin else "inconclusive",
+        method=evidence.method,
+        n_clusters=len(set(pairs.clusters)),
+        p_lost=sign_p_value(lost, gained),
+        p_drop=evidence.p_drop,
+        p_drop_holm=evidence.p_drop,
     )
+
+
+def hold_together(verdicts: Sequence[MetricVerdict], alpha: float) -> list[MetricVerdict]:
+    """The verdicts of metrics that are judged together, corrected so that all of them fail by chance with at most alpha.
+
+    "All must pass" needs no correction, since one metric that is really worse keeps the whole from passing. "Any may fail"
+    does: ten sound metrics at 5 % fail in 40 % of the runs. Holm's step-down (Scandinavian Journal of Statistics 6, 1979)
+    decides which failures stay; the others are inconclusive.
+    """
+    judged = [index for index, verdict in enumerate(verdicts) if verdict.p_drop is not None]
+    corrected = list(verdicts)
+    worst_so_far = 0.0
+    for rank, index in enumerate(sorted(judged, key=lambda index: verdicts[index].p_drop or 0.0)):
+        each = verdicts[index]
+        worst_so_far = min(1.0, max(worst_so_far, (len(judged) - rank) * (each.p_drop or 0.0)))
+        verdict: Verdict = "inconclusive" if each.verdict == "fail" and worst_so_far > alpha else each.verdict
+        corrected[index] = replace(each, p_drop_holm=worst_so_far, verdict=verdict)
+    return corrected
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -120,24 +162,41 @@ class _Pairs(NamedTuple):
         return cls([candidate[id] - base[id] for id in ids], [clusters[id] for id in ids])
 
 
-def _interval(pairs: _Pairs, *, alpha: float, binary: bool) -> tuple[str, Interval]:
-    count = len(set(pairs.clusters))
-    changed = {cluster for delta, cluster in zip(pairs.deltas, pairs.clusters, strict=True) if delta != 0}
-    if binary and count == len(pairs.deltas):
-        return "tango", _tango_over(pairs, count, alpha)
-    if len(changed) < FEW_FLIPS:
-        return "tango over clusters", _tango_over(pairs, count, alpha)
-    return "cluster bootstrap", cluster_bootstrap(pairs.deltas, pairs.clusters, alpha=alpha, seed=SEED)
+class _Evidence(NamedTuple):
+    """How it was judged, the interval of the mean difference, and the p-value of a drop beyond the margin."""
+
+    method: str
+    interval: Interval
+    p_drop: float
 
 
-def _tango_over(pairs: _Pairs, count: int, alpha: float) -> Interval:
-    """Tango's interval with `count` clusters as the sample and the lost and gained score as its flips.
+def _evidence(pairs: _Pairs, *, margin: float, alpha: float, binary: bool) -> _Evidence:
+    are_independent = len(set(pairs.clusters)) == len(pairs.deltas)
+    if binary and are_independent:
+        return _by_tango("tango", pairs, margin, alpha)
+    if len(changed_clusters(*pairs)) < FEW_FLIPS:
+        return _by_tango("tango over clusters", pairs, margin, alpha)
+    return _by_bootstrap(pairs, margin, alpha)
+
+
+def _by_bootstrap(pairs: _Pairs, margin: float, alpha: float) -> _Evidence:
+    """The wider bounds of the cluster bootstrap and of Tango's interval for clusters: alone the bootstrap passes too often."""
+    means = bootstrap_means(*pairs, seed=SEED)
+    drawn, p_drawn = percentiles(means, alpha), (int((means >= -margin).sum()) + 1) / (len(means) + 1)
+    scored, p_scored = clustered_tango(*pairs, alpha=alpha, margin=margin)
+    wider = Interval(min(drawn.low, scored.low), max(drawn.high, scored.high))
+    return _Evidence("cluster bootstrap", wider, max(p_drawn, p_scored))
+
+
+def _by_tango(method: str, pairs: _Pairs, margin: float, alpha: float) -> _Evidence:
+    """Tango's interval with the clusters as the sample and the lost and gained score as its flips.
 
     The score is scaled from items to clusters, which centres the interval on the mean difference. A change of less than
-    1 is taken as that share of a flip: its square is smaller still, so the interval is wide enough. With one item a
-    cluster and scores of 0 and 1 this is Tango's interval itself.
+    1 is taken as that share of a flip: its square is smaller still, so the interval is wide enough. Clusters of unequal
+    size count as fewer of equal size. With one item a cluster and scores of 0 and 1 this is Tango's interval itself.
     """
+    count = effective_clusters(pairs.clusters)
     scale = count / len(pairs.deltas)
     lost = math.fsum(-delta for delta in pairs.deltas if delta < 0) * scale
     gained = math.fsum(delta for delta in pairs.deltas if delta > 0) * scale
-    return tango(lost, gained, count, z_value(1 - alpha))
+    return _Evidence(method, tango(lost, gained, count, z_value(1 - alpha)), tango_p_value(lost, gained, count, -margin))

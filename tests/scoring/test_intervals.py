@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
-from qvlopt.scoring.intervals import cluster_bootstrap, tango, z_value
+from qvlopt.scoring.intervals import (
+    bootstrap_means,
+    cluster_bootstrap,
+    clustered_tango,
+    effective_clusters,
+    sign_p_value,
+    student_quantile,
+    student_z,
+    tango,
+    tango_p_value,
+    z_value,
+)
 
 Z = z_value(0.95)
 
@@ -73,6 +85,64 @@ def test_tango_refuses_impossible_counts(b: int, c: int, n: int) -> None:
         tango(b, c, n, Z)
 
 
+@pytest.mark.parametrize(("b", "c", "p"), [(5, 0, 0.03125), (4, 0, 0.0625), (60, 40, 0.028444), (0, 0, 1.0), (0, 7, 1.0)])
+def test_the_sign_test_has_the_published_values(b: int, c: int, p: float) -> None:
+    assert sign_p_value(b, c) == pytest.approx(p, abs=5e-7)
+
+
+@pytest.mark.parametrize(("b", "c", "two_sided"), [(10, 2, 0.038574), (30, 20, 0.202639), (60, 40, 0.056888), (15, 5, 0.041389)])
+def test_the_sign_test_is_half_of_mcnemars_exact_test(b: int, c: int, two_sided: float) -> None:
+    assert 2 * sign_p_value(b, c) == pytest.approx(two_sided, abs=5e-7)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 300), st.integers(-200, 200).map(lambda thousandths: thousandths / 1000))
+def test_a_value_above_tangos_interval_has_a_small_p_value(b: int, c: int, extra: int, delta: float) -> None:
+    n = b + c + extra
+    low, high = tango(b, c, n, Z)
+    p = tango_p_value(b, c, n, delta)
+    assert (p < 0.05) == (delta > high) or delta == pytest.approx(high, abs=1e-9)
+    assert (p > 0.95) == (delta < low) or delta == pytest.approx(low, abs=1e-9)
+
+
+@pytest.mark.parametrize("freedom", [9, 20, 60, 400])
+@pytest.mark.parametrize("probability", [0.9, 0.95, 0.983])
+def test_students_quantile_is_near_and_not_below_the_exact_one(freedom: int, probability: float) -> None:
+    exact = float(stats.t.ppf(probability, freedom))
+    found = student_quantile(z_value(probability), freedom)
+    assert exact - 1e-4 <= found <= exact * 1.02
+    assert student_z(found, freedom) == pytest.approx(z_value(probability))
+    assert student_quantile(-z_value(probability), freedom) == -found
+
+
+@pytest.mark.parametrize(
+    ("clusters", "effective"),
+    [(list("abcd"), 4), (list("aabbcc"), 3), (["a"] * 6, 1), (["a"] * 5 + list("bcdef"), 100 / 30)],
+)
+def test_unequal_clusters_count_as_fewer_equal_ones(clusters: list[str], effective: float) -> None:
+    assert effective_clusters(clusters) == pytest.approx(effective)
+
+
+def test_for_independent_flips_the_clustered_interval_is_tangos_with_students_quantile() -> None:
+    deltas = [-1.0] * 30 + [1.0] * 20 + [0.0] * 950
+    (low, high), p = clustered_tango(deltas, [str(i) for i in range(1000)], alpha=0.05, margin=0.01)
+    assert (low, high) == pytest.approx(tango(30, 20, 1000, student_quantile(Z, 49)), abs=2e-5)
+    assert p == pytest.approx(tango_p_value(30, 20, 1000, -0.01), abs=0.005)
+
+
+def test_clusters_that_change_as_a_whole_are_one_observation_each() -> None:
+    deltas = [-1.0] * 60 + [1.0] * 40 + [0.0] * 900
+    (low, high), _ = clustered_tango(deltas, [str(i // 5) for i in range(1000)], alpha=0.05, margin=0.01)
+    assert (low, high) == pytest.approx(tango(12, 8, 200, student_quantile(Z, 19)), abs=3e-4)
+
+
+def test_small_changes_make_a_narrower_interval_than_flips_of_the_same_sum() -> None:
+    graded, flips = [-0.1] * 100 + [0.0] * 900, [-1.0] * 10 + [0.0] * 990
+    ids = [str(i) for i in range(1000)]
+    (low, high), _ = clustered_tango(graded, ids, alpha=0.05, margin=0.01)
+    (wide_low, wide_high), _ = clustered_tango(flips, ids, alpha=0.05, margin=0.01)
+    assert wide_low < low < -0.01 < high < wide_high
+
+
 def paired(n_clusters: int, size: int, seed: int, rate: float = 0.05) -> tuple[list[float], list[str]]:
     source = random.Random(seed)
     deltas = [source.choice([-1.0, -0.5, 1.0]) if source.random() < rate else 0.0 for _ in range(n_clusters * size)]
@@ -97,6 +167,16 @@ def test_the_bootstrap_is_the_plain_one_over_clusters() -> None:
     means = sums[np.random.default_rng(0).integers(0, 60, (40_000, 60))].sum(axis=1) / 240
     found = cluster_bootstrap(deltas, clusters, alpha=0.05, seed=0, resamples=40_000)
     assert found == pytest.approx(np.quantile(means, [0.05, 0.95]), abs=0.002)
+
+
+def test_drawing_kinds_of_clusters_is_drawing_clusters() -> None:
+    """Few distinct (sum, size) take the short way, many the long one: the same distribution."""
+    deltas, clusters = paired(200, 3, seed=5)
+    short = bootstrap_means(deltas, clusters, seed=0, resamples=20_000)
+    nudged = [delta + 1e-9 * i for i, delta in enumerate(deltas)]
+    long = bootstrap_means(nudged, clusters, seed=1, resamples=20_000)
+    levels = [0.01, 0.05, 0.5, 0.95, 0.99]
+    assert np.quantile(short, levels) == pytest.approx(np.quantile(long, levels), abs=0.0012)
 
 
 def test_clusters_of_unequal_size_weigh_by_their_items() -> None:

