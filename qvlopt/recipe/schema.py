@@ -122,6 +122,14 @@ class GateSection(Section):
     on_inconclusive: Literal["fail", "warn", "pass"] = "fail"
     max_failed: NotNegative = 0
     floors: dict[str, Share] = Field(default_factory=dict)
+    self_check: bool = False
+
+
+class DamageSection(Section):
+    """Items of every set whose next-token distributions are compared, and items that are followed stage by stage; 0 is none."""
+
+    items: NotNegative = 16
+    stages: NotNegative = 4
 
 
 class ServerSection(Section):
@@ -144,20 +152,30 @@ class EvaluateSection(Section):
     limit: Count | None = None
     baseline: Words = "source"
     save_baseline: Words | None = None
+    cache: bool = True
     gate: GateSection = GateSection()
-    reports: tuple[Literal["json", "md", "html", "junit"], ...] = ("json", "md", "html", "junit")
+    damage: DamageSection = DamageSection()
+    reports: tuple[Literal["json", "md", "html", "junit", "predictions"], ...] = ("json", "md", "html", "junit")
     server: ServerSection = ServerSection()
 
 
 class BenchSection(Section):
     images: Annotated[tuple[PictureSize, ...], Field(min_length=1)] = ("640x480",)
-    prompt_tokens: Count = 128
+    prompt_tokens: int | tuple[int, ...] = 128
     new_tokens: Count = 32
     repeats: Count = 10
     warmup: NotNegative = 2
     concurrency: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
     compare: Words | None = None
     gate: Positive | None = None
+
+    @field_validator("prompt_tokens")
+    @classmethod
+    def _counts(cls, value: int | tuple[int, ...]) -> int | tuple[int, ...]:
+        """Limits here and not in the types: a union that fails has no key to blame."""
+        if value == () or min(value if isinstance(value, tuple) else (value,)) < 1:
+            raise ValueError("expected a whole number of at least 1, or a list of some")
+        return value
 
 
 class Recipe(Section):

@@ -63,7 +63,14 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 def _read_optional(value: object, members: tuple[Any, ...]) -> object:
     if value is None or (isinstance(value, Scalar) and value.is_null):
         return None
-    return read_as(value, next(member for member in members if member is not types.NoneType))
+    wanted = [member for member in members if member is not types.NoneType]
+    listed = [member for member in wanted if isinstance(value, list | tuple) and _is_list(member)]
+    return read_as(value, (listed or wanted)[0])
+
+
+def _is_list(annotation: Any) -> bool:
+    inner = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+    return get_origin(inner) is tuple
 
 
 def _read_mapping(value: Mapping[Any, object], annotation: Any) -> object:

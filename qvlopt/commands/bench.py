@@ -1,0 +1,188 @@
+"""bench: every engine put to the same fresh requests in turns, its stages, memory and limits, and whether it got slower."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import qvlopt
+from qvlopt.artifact.process import peak_rss_bytes, thread_count
+from qvlopt.commands.bench_compare import compare_run
+from qvlopt.commands.bench_inputs import MODEL, BenchTarget, SavedRun, find_bench_targets, saved_run, workload_of
+from qvlopt.commands.bench_limits import dtypes_of, with_limits
+from qvlopt.commands.bench_measure import Bench, OpenProcess, engine_result, probe
+from qvlopt.commands.bench_page import html_page, machine, markdown_page
+from qvlopt.commands.bench_plots import draw_plots
+from qvlopt.commands.bench_process import engine_process
+from qvlopt.commands.bench_tables import bench_tables, headline, remarks
+from qvlopt.commands.output import output_folder, output_root
+from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.errors import RunError, UsageError, worst_exit_code
+from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.report.plain import json_text, safe
+from qvlopt.report.progress import Progress, SilentProgress
+from qvlopt.report.tables import to_rich
+from qvlopt.report.write import new_folder, prepare_parent, write_report
+from qvlopt.timing.comparison import STATUS
+from qvlopt.timing.environment import environment_record
+from qvlopt.timing.plan import Workload
+from qvlopt.timing.result import BenchFindings, EngineResult
+from qvlopt.timing.roofline import Limits
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """`report` is the folder with report.json, report.md, report.html and the plots; `gate` is the recipe's, None for advice only."""
+
+    report: Path
+    findings: BenchFindings
+    gate: float | None
+
+    @property
+    def exit_code(self) -> int:
+        """5 when an engine or a call failed; the comparison's own status only where the recipe has a gate."""
+        failed = any(engine.errors for engine in self.findings.engines)
+        verdict = self.findings.comparison.verdict
+        return worst_exit_code([RunError.exit_code if failed else 0, STATUS[verdict] if verdict and self.gate is not None else 0])
+
+    def to_json(self) -> dict[str, Any]:
+        return {"output": str(self.report), **self.findings.to_json(), "gate": self.gate, "report": str(self.report / "report.md")}
+
+    def render(self, console: Console) -> None:
+        for table in bench_tables(self.findings):
+            console.print(to_rich(table))
+        for line in (*remarks(self.findings), machine(self.findings.environment), headline(self.findings), f"report: {self.report / 'report.html'}"):
+            console.print(safe(line), markup=False, highlight=False, soft_wrap=True)
+        if self.gate is None and self.findings.comparison.verdict:
+            console.print("wall time is only advice here: set bench.gate to let it decide the status", markup=False, highlight=False)
+
+
+def bench(
+    loaded: LoadedRecipe,
+    candidates: Sequence[str] = (),
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> BenchResult | Plan:
+    """Writes `<output>/bench/<time stamp>`, whatever the verdict; earlier reports stay, so `overwrite` changes nothing.
+
+    Candidates are artifact folders, `model` for the source, or `URL#model` for a server; none means the source in float32
+    and bfloat16 and every finished artifact under the recipe's output. Raises UsageError, NotComparableError (bench.compare
+    is not there) and RunError, and then writes nothing; an engine that fails is part of the report.
+    """
+    del overwrite, resume
+    if dry_run:
+        return Plan(loaded, _plan_rows(loaded, find_bench_targets(loaded, candidates, fetch=False), workload_of(loaded)))
+    return bench_with(engine_process, loaded, candidates, progress=progress)
+
+
+def bench_with(open_process: OpenProcess, loaded: LoadedRecipe, candidates: Sequence[str] = (), *, progress: Progress | None = None) -> BenchResult:
+    """`bench` with processes of the caller's choice."""
+    began, started = time.monotonic(), datetime.now(UTC)
+    saved, workload = saved_run(loaded), workload_of(loaded)
+    _check_place(output_folder(loaded, "bench"))
+    targets = find_bench_targets(loaded, candidates)
+    findings = _measured(open_process, loaded, targets, (workload, saved, len(candidates)), progress or SilentProgress())
+    rest = {"seconds": round(time.monotonic() - began, 3), "peak_rss_bytes": peak_rss_bytes(), "warnings": []}
+    return _write(output_folder(loaded, "bench"), started, findings, loaded, rest)
+
+
+def _measured(
+    open_process: OpenProcess,
+    loaded: LoadedRecipe,
+    targets: Sequence[BenchTarget],
+    asked: tuple[Workload, SavedRun | None, int],
+    progress: Progress,
+) -> BenchFindings:
+    workload, saved, named = asked
+    threads = thread_count(loaded.recipe.hardware.threads)
+    environment = environment_record(threads=loaded.recipe.hardware.threads)
+    with tempfile.TemporaryDirectory(prefix="qvlopt-bench-") as pictures:
+        records = Bench(targets, workload, Path(pictures), threads, open_process, progress).run()
+    engines = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
+    environment["gpu"] = next((record.gpu for record in records if record.gpu), None)
+    pairs = list(zip(targets, engines, strict=True))
+    limits = _limits(open_process, pairs, threads, "cuda" if environment["gpu"] else "cpu")
+    if limits is not None:
+        engines = [with_limits(target, engine, limits) for target, engine in pairs]
+    comparison = compare_run(engines, workload, environment, saved=saved, named=named, gate=loaded.recipe.bench.gate)
+    return BenchFindings(workload, tuple(engines), comparison, environment, limits.to_json() if limits else None)
+
+
+def _limits(open_process: OpenProcess, pairs: Sequence[tuple[BenchTarget, EngineResult]], threads: int, device: str) -> Limits | None:
+    dtypes = dtypes_of(pairs)
+    found = probe(open_process, dtypes, threads=threads, device=device) if dtypes else None
+    return Limits(found["operations_per_s"], found["bytes_per_s"]) if found else None
+
+
+def _write(parent: Path, started: datetime, findings: BenchFindings, loaded: LoadedRecipe, rest: Mapping[str, Any]) -> BenchResult:
+    """Writes the report under the first name that no other run has taken or takes meanwhile."""
+    plots = draw_plots(findings, _scores(loaded, findings.engines))
+    while True:
+        result = BenchResult(new_folder(parent, started.strftime("%Y%m%dT%H%M%SZ")), findings, loaded.recipe.bench.gate)
+        common = {"schema_version": SCHEMA_VERSION, "tool": "qvlopt", "version": qvlopt.__version__, "command": "bench"}
+        document = {**common, "exit_code": result.exit_code, **rest, **result.to_json()}
+        files: dict[str, str | bytes] = {"report.json": json_text(document) + "\n", "report.md": markdown_page(findings, plots)}
+        files |= {"report.html": html_page(findings, plots)}
+        files |= {f"{plot.name}.svg": plot.svg for plot in plots} | {f"{plot.name}.png": plot.png for plot in plots}
+        if write_report(result.report, files):
+            return result
+
+
+def _check_place(parent: Path) -> None:
+    """Raises UsageError or RunError, before the work, when no report could be written below `parent`."""
+    if parent.exists() and not parent.is_dir():
+        raise UsageError(f"{parent} is not a folder", "move it away, or choose another --output")
+    try:
+        prepare_parent(parent)
+    except OSError as error:
+        raise RunError(f"no report can be written below {parent}: {error.strerror}", "choose another --output") from error
+
+
+def _scores(loaded: LoadedRecipe, engines: Sequence[EngineResult]) -> dict[str, float]:
+    """Mean of the primary scores by candidate, from the newest evaluation under the same output; empty where there is none."""
+    try:
+        document = json.loads((output_root(loaded) / "evaluate" / "latest" / "report.json").read_text(encoding="utf-8"))
+        results = [(str(each["candidate"]), [metric for metric in each["metrics"] if metric["primary"]]) for each in document["results"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    scores: dict[str, float] = {}
+    for name, metrics in results:
+        for candidate, side in ((name, "candidate"), (MODEL, "base")):
+            values = [metric[side] for metric in metrics if isinstance(metric.get(side), int | float)]
+            if values and len(values) == len(metrics):
+                scores.setdefault(candidate, sum(values) / len(values))
+    return {engine.candidate: score for engine in engines for name, score in scores.items() if _is_same(engine.candidate, name)}
+
+
+def _is_same(one: str, other: str) -> bool:
+    return one == other or (MODEL not in (one, other) and Path(one).absolute() == Path(other).absolute())
+
+
+def _plan_rows(loaded: LoadedRecipe, targets: Sequence[BenchTarget], workload: Workload) -> tuple[PlanRow, ...]:
+    section = loaded.recipe.bench
+    rows = [PlanRow("engine", f"{target.name}: {target.candidate}") for target in targets]
+    rows += [PlanRow("case", f"{case.name}, {case.new_tokens} new tokens") for case in workload.cases]
+    calls = len(targets) * len(workload.cases) * workload.iterations
+    rows.append(PlanRow("calls", f"{calls} in {workload.rounds} processes an engine, {workload.warmup} of each case and process for warm-up"))
+    if any(target.spec.kind == "openai" for target in targets):
+        rows.append(PlanRow("network", "drawn pictures and prompts are sent to the servers named"))
+    rows.append(PlanRow("compares with", section.compare or "nothing saved"))
+    tells = "advice: status 0 whatever the times" if section.gate is None else f"slower by more than {100 * section.gate:.0f} % fails"
+    return (*rows, PlanRow("gate", tells), PlanRow("writes", str(output_folder(loaded, "bench") / "TIME")))

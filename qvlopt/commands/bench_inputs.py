@@ -1,0 +1,168 @@
+"""What bench measures: candidates as engines to open, the workload of the recipe, and a saved run to compare with."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qvlopt.artifact.manifest import MANIFEST, WEIGHT_SUFFIXES, read_manifest
+from qvlopt.commands.bench_worker import EngineSpec
+from qvlopt.commands.output import is_very_folder, output_root
+from qvlopt.errors import NotComparableError, RunError, UsageError
+from qvlopt.model.hub import download, is_hub_id
+from qvlopt.recipe.load import DEFAULT, LoadedRecipe
+from qvlopt.recipe.paths import is_there, resolve_path, user_path
+from qvlopt.runtime.openai_address import Address
+from qvlopt.timing.plan import Workload, cases_of
+from qvlopt.timing.result import EngineResult, engine_from_json
+
+log = logging.getLogger(__name__)
+
+MODEL = "model"
+"""The candidate that stands for the recipe's source."""
+ENGINES = {"awq": "torch", "export": "onnx", "int8": "onnx"}
+"""Which engine runs an artifact of each kind."""
+COMPUTE = {"export": "fp32", "int8": "int8"}
+"""How ONNX artifacts are shown beside torch's dtypes."""
+SOURCE_DTYPES = ("float32", "bfloat16")
+"""How the source is measured when nobody names a candidate or a dtype."""
+REPORT = "report.json"
+
+
+class BenchTarget(NamedTuple):
+    """An engine to measure. `folder` is where its weights are, None for a server and before a download."""
+
+    name: str
+    candidate: str
+    spec: EngineSpec
+    folder: Path | None
+    kind: str
+
+
+class SavedRun(NamedTuple):
+    """An earlier run: where it is, its engines, and what its machine and workload were."""
+
+    path: str
+    engines: tuple[EngineResult, ...]
+    environment: Mapping[str, Any]
+    workload: Mapping[str, Any]
+
+
+def workload_of(loaded: LoadedRecipe) -> Workload:
+    """The bench section's requests."""
+    section = loaded.recipe.bench
+    prompts = (section.prompt_tokens,) if isinstance(section.prompt_tokens, int) else section.prompt_tokens
+    cases = cases_of(section.images, prompts, section.new_tokens, section.concurrency)
+    return Workload(cases, section.repeats, section.warmup, loaded.recipe.seed)
+
+
+def find_bench_targets(loaded: LoadedRecipe, candidates: Sequence[str], *, fetch: bool = True) -> tuple[BenchTarget, ...]:
+    """Every engine to measure, under names that differ.
+
+    Without candidates: the source in SOURCE_DTYPES, every finished artifact of the recipe, and its server if it has one. With `fetch` a source on the
+    hub is downloaded now, so that no clock sees it. Raises UsageError for a candidate that is not there or cannot be run.
+    """
+    dtype = loaded.recipe.evaluate.dtype
+    if candidates:
+        found = [_target(loaded, name, dtype, fetch) for name in dict.fromkeys(candidates)]
+    else:
+        dtypes = SOURCE_DTYPES if loaded.origins.get("evaluate.dtype", DEFAULT) == DEFAULT else (dtype,)
+        found = [_target(loaded, MODEL, each, fetch) for each in dtypes]
+        found += [_target(loaded, name, dtype, fetch) for name in _finished(loaded)]
+        server = loaded.recipe.evaluate.server
+        found += [_server(loaded, f"{server.url}#{server.model or ''}")] if server.url else []
+    names = [target.name for target in found]
+    return tuple(target if names.count(target.name) == 1 else target._replace(name=f"{target.candidate}: {target.name}") for target in found)
+
+
+def weight_bytes(folder: Path | None) -> int | None:
+    """Bytes of the files that hold weights; None without a folder."""
+    if folder is None:
+        return None
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file() and path.name.endswith(WEIGHT_SUFFIXES))
+
+
+def saved_run(loaded: LoadedRecipe) -> SavedRun | None:
+    """The run that bench.compare names: a report, its folder, or what --json printed. None when the recipe names none.
+
+    Raises NotComparableError when it is not there, UsageError when it is something else.
+    """
+    named = loaded.recipe.bench.compare
+    if named is None:
+        return None
+    here = user_path(named)
+    place = here if is_there(here) else resolve_path(named, loaded.folder)
+    if place is None:
+        raise NotComparableError(f"bench.compare: there is no {named}", "give the report.json of an earlier bench, or its folder")
+    path = place / REPORT if place.is_dir() else place
+    wrong = UsageError(f"bench.compare: {path} is no report of bench", "give the report.json of an earlier bench, or its folder")
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        engines = tuple(engine_from_json(engine) for engine in document["engines"])
+        return SavedRun(str(path), engines, dict(document["environment"]), dict(document["workload"]))
+    except OSError as error:
+        raise NotComparableError(f"bench.compare: {path} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise wrong from error
+
+
+def check_bench(loaded: LoadedRecipe) -> None:
+    """Finds what is wrong with a recipe's bench section before there is anything to measure."""
+    saved_run(loaded)
+
+
+def _target(loaded: LoadedRecipe, candidate: str, dtype: str, fetch: bool) -> BenchTarget:
+    if not candidate:
+        raise UsageError("a candidate is an empty name", "give an artifact folder, or model for the source; is a variable not set?")
+    if "://" in candidate:
+        return _server(loaded, candidate)
+    folder = _folder(loaded, candidate, fetch)
+    kind = read_manifest(folder).kind if folder is not None and (folder / MANIFEST).exists() else "checkpoint"
+    engine = "torch" if kind == "checkpoint" else ENGINES.get(kind)
+    if engine is None:
+        raise UsageError(f"candidate {candidate}: is an artifact of kind {kind}, which answers nothing", f"kinds that do: {', '.join(ENGINES)}")
+    path = str(folder) if folder is not None else loaded.recipe.model.path
+    short = candidate if candidate == MODEL or candidate.startswith("builtin:") else Path(path).name
+    shown = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": ""}[dtype] if engine == "torch" else COMPUTE[kind]
+    name = f"{short} ({' '.join(filter(None, (engine, shown)))})"
+    return BenchTarget(name, candidate, _spec(loaded, engine, path, dtype), folder, kind)
+
+
+def _server(loaded: LoadedRecipe, candidate: str) -> BenchTarget:
+    """A server by its URL, which holds no password: one that does is refused without being repeated."""
+    address = Address.parse(candidate)
+    return BenchTarget(f"{address.model or address.host} (server)", candidate, _spec(loaded, "openai", candidate, "auto"), None, "server")
+
+
+def _spec(loaded: LoadedRecipe, engine: str, path: str, dtype: str) -> EngineSpec:
+    return EngineSpec(engine, path, dtype, loaded.recipe.model_dump(mode="json"), str(loaded.folder))
+
+
+def _folder(loaded: LoadedRecipe, candidate: str, fetch: bool) -> Path | None:
+    """Where a candidate's weights are; the working directory goes first, as everywhere on a command line."""
+    if candidate == MODEL:
+        path = loaded.recipe.model.path
+        folder = resolve_path(path, loaded.folder, kind="assets")
+        if folder is None and is_hub_id(path):
+            return download(path, revision=loaded.recipe.model.revision) if fetch else None
+        if folder is None or not folder.is_dir():
+            raise RunError(f"no checkpoint at {path}", "give a folder, a hub id ORGANISATION/NAME or builtin:nano")
+        return folder
+    here = user_path(candidate)
+    folder = here.absolute() if is_there(here) else resolve_path(candidate, loaded.folder, kind="assets")
+    if folder is None or not folder.is_dir():
+        raise UsageError(f"candidate {candidate}: there is no such folder", "give an artifact folder, model for the source, or URL#model")
+    return folder
+
+
+def _finished(loaded: LoadedRecipe) -> Iterable[str]:
+    """Folders under the recipe's output that hold a finished artifact which can be run, by name."""
+    if is_very_folder(loaded):
+        log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
+        return
+    for path in sorted(output_root(loaded).glob(f"*/{MANIFEST}")):
+        if not path.parent.name.startswith(".") and read_manifest(path.parent).kind in ENGINES:
+            yield str(path.parent)

@@ -1,0 +1,1 @@
+"""What bench measures: stages, workloads, statistics, comparisons and the machine, with clocks and seeds as arguments."""
