@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_intact, read_manifest
 from qvlopt.commands.output import is_very_folder, output_root
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
+from qvlopt.data.set_files import FORMATS, find_set
 from qvlopt.errors import NotComparableError, RunError, UsageError
 from qvlopt.model.hub import is_hub_id
-from qvlopt.recipe.load import DEFAULT, LoadedRecipe
+from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import is_there, resolve_path, user_path
 from qvlopt.recipe.schema import DataEntry
+from qvlopt.runtime.openai_address import Address
+from qvlopt.scoring.baseline import read_baseline
 from qvlopt.scoring.evaluate import EvalSet, Target
-from qvlopt.scoring.tasks import TASKS, task_metrics
+from qvlopt.scoring.tasks import task_metrics
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +31,11 @@ MODEL = "model"
 SOURCE = "source"
 """The baseline that stands for what a candidate was made from."""
 
-ANSWERING = ("awq",)
+ANSWERING = ("awq", "export", "int8")
 """Kinds of artifact that can be asked questions."""
 
-LATER_ENGINES = ("onnx", "openai")
-WRITTEN = ("json", "md")
-"""Kinds of report that this version writes."""
+
+NO_BASELINE = "give source, a checkpoint or artifact folder, or a file that evaluate.save_baseline wrote"
 
 
 class ReadSets(NamedTuple):
@@ -42,36 +45,37 @@ class ReadSets(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def refuse_later_features(loaded: LoadedRecipe) -> None:
-    """Raises UsageError for what a recipe may say and this version cannot do."""
-    section = loaded.recipe.evaluate
-    if section.engine in LATER_ENGINES:
-        raise UsageError(f"evaluate.engine: {section.engine} is not in this version", "use torch or auto")
-    if section.save_baseline is not None:
-        raise UsageError("evaluate.save_baseline is not in this version", "compare with a checkpoint or artifact folder instead")
-    for entry in section.data:
-        if entry.task not in TASKS:
-            raise UsageError(f"evaluate.data {entry.name}: task {entry.task} is not in this version", f"use {', '.join(TASKS)}")
-    later = [kind for kind in section.reports if kind not in WRITTEN]
-    if later and loaded.origins.get("evaluate.reports", DEFAULT) != DEFAULT:
-        log.warning("evaluate.reports: %s are not in this version; %s are written", ", ".join(later), ", ".join(WRITTEN))
-
-
 def find_targets(loaded: LoadedRecipe, candidates: Sequence[str]) -> tuple[Target, ...]:
     """Every candidate once, with its base.
 
     Raises UsageError for one that is not there or cannot answer, NotComparableError when its baseline is not there.
     """
-    named = tuple(dict.fromkeys(candidates)) or _finished_artifacts(loaded) or (MODEL,)
+    named = tuple(dict.fromkeys(candidates)) or _served_model(loaded) or _finished_artifacts(loaded) or (MODEL,)
     return tuple(_target(loaded, name) for name in named)
 
 
-def read_sets(loaded: LoadedRecipe) -> ReadSets:
-    """Reads every entry and the headers of its pictures. Raises UsageError or RunError naming the entry's file."""
+def find_exports(loaded: LoadedRecipe, targets: Sequence[Target]) -> dict[str, str]:
+    """The finished export of the same source under the recipe's output, by the path of each candidate that is an INT8 artifact."""
+    folders = [] if is_very_folder(loaded) else sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
+    manifests = {folder: read_manifest(folder) for folder in folders if not folder.name.startswith(".")}
+    exports = {found.source.digest: str(folder) for folder, found in manifests.items() if found.kind == "export" and found.source}
+    by_path = {}
+    for target in targets:
+        manifest = read_manifest(Path(target.path)) if "://" not in target.path and (Path(target.path) / MANIFEST).is_file() else None
+        if manifest is not None and manifest.kind == "int8" and manifest.source and manifest.source.digest in exports:
+            by_path[target.path] = exports[manifest.source.digest]
+    return by_path
+
+
+def read_sets(loaded: LoadedRecipe, *, download: bool = True) -> ReadSets:
+    """Reads every entry and the headers of its pictures. Raises UsageError or RunError naming the entry's file.
+
+    Without `download` sets of the hub are read from the cache only.
+    """
     sets: list[EvalSet] = []
     remarks: list[str] = []
     for entry in loaded.recipe.evaluate.data:
-        each, said = _read_set(loaded, entry)
+        each, said = _read_set(loaded, entry, download=download)
         sets.append(each)
         remarks += [f"{entry.name}: {remark}" for remark in said]
     _check_floors(loaded, sets)
@@ -80,7 +84,6 @@ def read_sets(loaded: LoadedRecipe) -> ReadSets:
 
 def check_sets(loaded: LoadedRecipe) -> None:
     """Finds what is wrong with a recipe's evaluation before there are candidates. Raises UsageError or RunError."""
-    refuse_later_features(loaded)
     read_sets(loaded)
 
 
@@ -96,10 +99,11 @@ def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
 def _target(loaded: LoadedRecipe, name: str) -> Target:
     if not name:
         raise UsageError("a candidate is an empty name", "give an artifact folder, or model for the source; is a variable not set?")
-    if "://" in name:
-        raise UsageError(f"candidate {name}: servers are not in this version", "give an artifact folder, or model for the source")
-    path, manifest = _opened(loaded, name)
     baseline = loaded.recipe.evaluate.baseline
+    if "://" in name:
+        Address.parse(name)
+        return Target(name, name, loaded.recipe.model.path if baseline == SOURCE else _baseline(loaded, baseline))
+    path, manifest = _opened(loaded, name)
     if baseline != SOURCE:
         return Target(name, path, _baseline(loaded, baseline))
     if name == MODEL or path == loaded.recipe.model.path:
@@ -128,19 +132,31 @@ def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
     return str(folder), manifest
 
 
+def _served_model(loaded: LoadedRecipe) -> tuple[str, ...]:
+    """`URL#model` of evaluate.server, which is the candidate when none is named."""
+    section = loaded.recipe.evaluate
+    if section.engine not in ("auto", "openai") or section.server.url is None:
+        return ()
+    return (section.server.url + (f"#{section.server.model}" if section.server.model and "#" not in section.server.url else ""),)
+
+
 def _baseline(loaded: LoadedRecipe, baseline: str) -> str:
+    if "://" in baseline:
+        Address.parse(baseline)
+        return baseline
     folder = resolve_path(baseline, loaded.folder, kind="assets")
     if folder is None:
-        raise NotComparableError(f"evaluate.baseline: there is no folder {baseline}", "give source, or a checkpoint or artifact folder")
+        raise NotComparableError(f"evaluate.baseline: there is no file or folder {baseline}", NO_BASELINE)
     if not folder.is_dir():
-        raise UsageError(f"evaluate.baseline: {baseline} is a file; saved baselines are not in this version", "give source or a folder")
+        read_baseline(folder)
+        return str(folder.absolute())
     if (folder / MANIFEST).exists():
         read_intact(folder)
     return baseline if baseline.startswith("builtin:") else str(folder.absolute())
 
 
-def _read_set(loaded: LoadedRecipe, entry: DataEntry) -> tuple[EvalSet, tuple[str, ...]]:
-    chosen = _chosen(loaded, entry)
+def _read_set(loaded: LoadedRecipe, entry: DataEntry, *, download: bool) -> tuple[EvalSet, tuple[str, ...]]:
+    chosen = _chosen(loaded, entry, download=download)
     metrics = task_metrics(entry.task, chosen.samples)
     for sample in chosen.samples:
         if not sample.answers:
@@ -151,11 +167,11 @@ def _read_set(loaded: LoadedRecipe, entry: DataEntry) -> tuple[EvalSet, tuple[st
     return each, checked.remarks
 
 
-def _chosen(loaded: LoadedRecipe, entry: DataEntry) -> SampleSet:
+def _chosen(loaded: LoadedRecipe, entry: DataEntry, *, download: bool) -> SampleSet:
     """The entry's items, asked as its prompt says. The smaller limit counts, the entry's or that of all."""
-    place = resolve_path(entry.path, loaded.folder, kind="calib")
+    place = find_set(entry.path, loaded.folder, download=download)
     if place is None:
-        raise RunError(f"evaluate.data {entry.name}: there is no set {entry.path}", "give a folder with manifest.jsonl, or builtin:nano-eval")
+        raise RunError(f"evaluate.data {entry.name}: there is no set {entry.path}", f"give {FORMATS}, or builtin:nano-eval")
     limits = [limit for limit in (entry.limit, loaded.recipe.evaluate.limit) if limit is not None]
     seed, limit = loaded.recipe.seed, min(limits, default=None)
     chosen = read_samples(place, task=entry.task, limit=limit, split=entry.split, seed=seed, columns=entry.columns)

@@ -28,10 +28,12 @@ def relative_error(base: torch.Tensor, candidate: torch.Tensor) -> float:
 
 
 def cosine(base: torch.Tensor, candidate: torch.Tensor) -> float:
-    """Cosine of the flattened tensors, in [-1, 1]; 1 for two zero tensors. Blind to scale: see `sqnr_db` too."""
+    """Cosine of the flattened tensors, in [-1, 1]; 1 for equal ones, zeros too. Blind to scale: see `sqnr_db` too."""
+    if torch.equal(base, candidate):
+        return 1.0
     x, y = base.double().flatten(), candidate.double().flatten()
     norms = float(x.norm() * y.norm())
-    return float(x @ y) / norms if norms else float(torch.equal(x, y))
+    return float(x @ y) / norms if norms else 0.0
 
 
 def sqnr_db(base: torch.Tensor, candidate: torch.Tensor) -> float:

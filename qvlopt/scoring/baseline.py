@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import qvlopt
 from qvlopt.artifact.digest import digest_of
@@ -37,7 +38,7 @@ def baseline_text(name: str, run: EngineRun, sets: Sequence[EvalSet], noise: Noi
         "model": name,
         "fingerprint": dict(run.fingerprint),
         "conditions": conditions_of(run, sets),
-        "noise": {"batches": list(noise.batches), "n": noise.n, "flips": noise.flips} if noise else None,
+        "noise": asdict(noise) if noise else None,
         "scores": {each.name: _scores(each, run.answered[each.name]) for each in sets},
         "items_sha256": digest_of(items),
     }
@@ -45,7 +46,14 @@ def baseline_text(name: str, run: EngineRun, sets: Sequence[EvalSet], noise: Noi
     return json_text(head)[: -len("\n}")] + ',\n  "items": [\n' + lines + "\n]}\n"
 
 
-def read_baseline(path: Path) -> EngineRun:
+class Baseline(NamedTuple):
+    """A run that was saved, and what the A/A check of that time found, where it was made."""
+
+    run: EngineRun
+    noise: Noise | None
+
+
+def read_baseline(path: Path) -> Baseline:
     """The run that a baseline file holds. Raises NotComparableError for a file that is none, or whose items somebody edited."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -54,7 +62,9 @@ def read_baseline(path: Path) -> EngineRun:
         if digest_of(document["items"]) != document["items_sha256"]:
             raise NotComparableError(f"baseline {path}: its items are not those that were written (by digest)", MAKE_AGAIN)
         answered = {name: _answered([item for item in document["items"] if item["set"] == name]) for name in document["conditions"]["data"]}
-        return EngineRun(answered, document["fingerprint"], document["conditions"]["batch"], saved=document["conditions"])
+        noise = document["noise"]
+        found = Noise(**(noise | {"batches": tuple(noise["batches"])})) if noise else None
+        return Baseline(EngineRun(answered, document["fingerprint"], document["conditions"]["batch"], saved=document["conditions"]), found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotComparableError(f"baseline {path}: is no baseline that this version reads ({error})", MAKE_AGAIN) from error
 

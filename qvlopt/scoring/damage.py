@@ -7,13 +7,15 @@ import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 
 from qvlopt.damage.logits import agreement, first_divergence, kl_divergence
-from qvlopt.damage.stages import StageDamage, same_inputs
+from qvlopt.damage.stages import same_inputs
 from qvlopt.damage.streams import Forced
+from qvlopt.damage.tally import StageDamage
 from qvlopt.damage.tensors import cosine, relative_error
 from qvlopt.data.samples import Sample
 from qvlopt.errors import ItemError
@@ -21,8 +23,8 @@ from qvlopt.report.progress import Progress
 from qvlopt.runtime.engine import Answer, Encoded, LocalEngine
 from qvlopt.scoring.evaluate import EngineRun, EvalSet
 
-MOST_LOGIT_BYTES = 1024**3
-"""The base's logits wait in memory for the candidate's; items beyond this are left out."""
+MOST_BYTES = 512 * 1024**2
+"""What a look may hold: pixels, features and logits wait in memory for the other side's. Items beyond this are left out."""
 
 
 class Key(NamedTuple):
@@ -128,35 +130,36 @@ def choose_items(sets: Sequence[EvalSet], base: EngineRun, count: int, seed: int
 
     By a seeded hash of the ids, so that it is the same items in every run.
     """
-    chosen: dict[Key, tuple[Sample, tuple[int, ...]]] = {}
+    by_set: list[list[tuple[Key, tuple[Sample, tuple[int, ...]]]]] = []
     for each in sets:
         answers = base.answered[each.name].answers if each.name in base.answered else {}
         usable = [s for s in each.samples if s.id in answers and answers[s.id].error is None and answers[s.id].token_ids]
         by_hash = sorted(usable, key=lambda sample: hashlib.sha256(f"{seed}\0{sample.id}".encode("utf-8", "surrogatepass")).digest())
         one_a_picture = {sample.cluster: sample for sample in reversed(by_hash)}
         kept = [sample for sample in by_hash if one_a_picture[sample.cluster] is sample][:count]
-        chosen |= {Key(each.name, sample.id): (sample, answers[sample.id].token_ids) for sample in kept}
-    return chosen
+        by_set.append([(Key(each.name, sample.id), (sample, answers[sample.id].token_ids)) for sample in kept])
+    # the sets take turns, so that none is left out when memory ends
+    return dict(entry for turn in zip_longest(*by_set) for entry in turn if entry is not None)
 
 
 def look(engine: LocalEngine, chosen: Mapping[Key, tuple[Sample, tuple[int, ...]]], progress: Progress) -> Look:
-    """Runs the chosen items through an engine that is open. Items that it cannot run are left out."""
+    """Runs the chosen items through an engine that is open. Those that it cannot run are left out, and those that memory has no room for."""
     items: dict[Key, Forced] = {}
     logits: dict[Key, torch.Tensor] = {}
     encoded: dict[Key, tuple[Encoded, ...]] = {}
-    room = MOST_LOGIT_BYTES
+    room = MOST_BYTES
     for key, (sample, answer_ids) in chosen.items():
         progress.advance()
+        if room <= 0:
+            continue
         try:
             prepared = engine.prepare(sample)
-            scored = engine.score(prepared, answer_ids).logits if room > 0 else None
+            logits[key] = engine.score(prepared, answer_ids).logits
         except ItemError:
             continue
         items[key] = Forced(sample.id, prepared.token_ids, answer_ids, prepared.pictures, prepared.positions, prepared.delta)
         encoded[key] = tuple(engine.encode(picture) for picture in prepared.pictures)
-        if scored is not None:
-            logits[key] = scored
-            room -= scored.nbytes
+        room -= sum(t.nbytes for t in (logits[key], *(p.pixel_values for p in prepared.pictures), *(t for pair in encoded[key] for t in pair)))
     return Look(items, logits, encoded)
 
 
@@ -187,11 +190,10 @@ def blame_stages(stages: Sequence[StageDamage]) -> Blame | None:
     """The first of the stages, which are sorted by what they do to the answers."""
     if not stages:
         return None
-    first, effects = stages[0], [each.kl for each in stages]
-    total = math.fsum(effect for effect in effects if math.isfinite(effect))
-    share = 1.0 if len(stages) == 1 or not math.isfinite(first.kl) else first.kl / total if total else 0.0
-    rest = "no other stage differs" if len(stages) == 1 else f"{share:.0%} of what the {len(stages)} stages that differ do, each by itself"
-    return Blame(first.stage, share, f"KL {first.kl:.3g} nats with this stage alone, relative error {first.relative_error:.3g}; {rest}")
+    first = stages[0]
+    rest = "no other stage differs" if len(stages) == 1 else f"{first.share:.0%} of what the {len(stages)} stages that differ do, each by itself"
+    dead = "it gives nothing but zeros or is missing; " if first.is_dead else ""
+    return Blame(first.stage, first.share, f"{dead}KL {first.kl:.3g} nats with this stage alone, relative error {first.relative_error:.3g}; {rest}")
 
 
 def _distances(base: Look, candidate: Look, keys: Sequence[Key], notes: list[str]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -45,7 +45,7 @@ class MetricVerdict:
     `lost` and `gained` count items. `mde` is the smallest drop that these items would show with 80 % power, `n_needed` how
     many items, clustered like these, would rule out one of `margin`. `method` names the interval. `p_lost` is the sign
     test's one-sided p-value for more lost than gained, for information. `p_drop` is that of a drop beyond the margin;
-    `p_drop_holm` is it after Holm's correction for the metrics that were judged together.
+    `p_drop_holm` is it after Holm's correction for the metrics that were judged together (`hold_together`).
     """
 
     n: int
@@ -96,7 +96,6 @@ def judge(
     pairs = _Pairs.joined(base, candidate, clusters)
     n = len(pairs.deltas)
     evidence = _evidence(pairs, margin=margin, alpha=alpha, binary=binary)
-    low, high = evidence.interval
     lost, gained = sum(d < 0 for d in pairs.deltas), sum(d > 0 for d in pairs.deltas)
     variance = item_variance(pairs.deltas, pairs.clusters)
     return MetricVerdict(
@@ -104,19 +103,18 @@ def judge(
         base=math.fsum(base.values()) / n,
         candidate=math.fsum(candidate.values()) / n,
         delta=math.fsum(pairs.deltas) / n,
-        ci_low=low,
-        ci_high=high,
+        ci_low=evidence.interval.low,
+        ci_high=evidence.interval.high,
         margin=margin,
         lost=lost,
         gained=gained,
         mde=smallest_drop(variance, n, alpha),
         n_needed=items_needed(variance, margin, alpha) if margin > 0 else None,
-        verdict="pass" if low > -margin else "fail" if high < -margin else "inconclusive",
+        verdict=_verdict(evidence.interval, margin),
         method=evidence.method,
         n_clusters=len(set(pairs.clusters)),
         p_lost=sign_p_value(lost, gained),
         p_drop=evidence.p_drop,
-        p_drop_holm=evidence.p_drop,
     )
 
 
@@ -168,6 +166,10 @@ class _Evidence(NamedTuple):
     method: str
     interval: Interval
     p_drop: float
+
+
+def _verdict(interval: Interval, margin: float) -> Verdict:
+    return "pass" if interval.low > -margin else "fail" if interval.high < -margin else "inconclusive"
 
 
 def _evidence(pairs: _Pairs, *, margin: float, alpha: float, binary: bool) -> _Evidence:

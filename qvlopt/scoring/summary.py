@@ -57,9 +57,9 @@ def output_table(comparison: Comparison) -> Table:
 
 def stage_table(comparison: Comparison) -> Table:
     """Stages that differ, each by itself in the base, those that change the answers most first."""
-    heads = (Column("stage"), *(Column(title, "right") for title in ("KL", "relative error", "cosine", "SQNR dB")))
+    heads = (Column("stage"), *(Column(title, "right") for title in ("share", "KL", "relative error", "cosine", "SQNR dB")))
     rows = [
-        (each.stage, f"{each.kl:.3g}", _short(each.relative_error), _short(each.cosine), _short(each.sqnr_db))
+        (each.stage, f"{each.share:.0%}", f"{each.kl:.3g}", _short(each.relative_error), _short(each.cosine), _short(each.sqnr_db))
         for each in (comparison.damage.stages if comparison.damage else ())
     ]
     return Table("Stages: what each does to the answers by itself", heads, tuple(rows))
@@ -186,6 +186,8 @@ def _judgement(figures: MetricVerdict) -> str:
     if figures.verdict == "pass":
         drop = "a drop is shown, but one of less than " if figures.drop_within_margin else "no drop of "
         return f"{drop}{margin}: {seen}"
+    if figures.n_needed is not None and figures.n_needed <= figures.n:
+        return f"cannot rule out a drop of more than {margin}: {seen}; what was seen is close to the margin, more items may not decide"
     return f"cannot rule out a drop of more than {margin}: {seen}; about {figures.n_needed} items would be needed (80 % power)"
 
 

@@ -39,7 +39,8 @@ def test_it_is_read_as_it_was_written(tmp_path: Path, each: EvalSet) -> None:
     run = answered(each)
     path = tmp_path / "base.json"
     path.write_text(baseline_text("model", run, [each]), encoding="utf-8")
-    found = read_baseline(path)
+    found, noise = read_baseline(path)
+    assert noise is None
     assert found.answered["ocr"].answers == run.answered["ocr"].answers
     assert found.answered["ocr"].unreadable == run.answered["ocr"].unreadable
     assert sorted(found.answered["ocr"].unreadable) == ["i2", "i5"]

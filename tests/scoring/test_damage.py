@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from qvlopt.damage.stages import StageDamage
+from qvlopt.damage.tally import StageDamage
 from qvlopt.data.samples import Sample
 from qvlopt.report.progress import SilentProgress
 from qvlopt.runtime.engine import Answer
+from qvlopt.scoring import damage as module
 from qvlopt.scoring.damage import Key, Look, blame_stages, choose_items, look, measure
 from qvlopt.scoring.evaluate import Answered, EngineRun, EvalSet
 from qvlopt.scoring.tasks import TASKS
@@ -46,6 +47,12 @@ def test_the_same_items_in_every_run_and_others_for_another_seed() -> None:
     assert first == again
     assert len(first) == 5
     assert set(first) != set(other)
+
+
+def test_the_sets_take_turns() -> None:
+    sets = [a_set("a", "b", "c"), replace(a_set("d"), name="vqa")]
+    base = EngineRun({**run(sets[0]).answered, "vqa": run(sets[1]).answered["vqa"]}, {})
+    assert [key.set for key in choose_items(sets, base, 5, seed=0)] == ["ocr", "vqa", "ocr", "ocr"]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +100,11 @@ def test_other_pixels_are_told_apart_from_a_damaged_tower(place: Path, tmp_path:
     assert not found.is_none
 
 
+def test_items_beyond_the_memory_are_left_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1)
+    assert list(looked(place / "base", place).items) == [Key("ocr", "i0")]
+
+
 def test_a_larger_vocabulary_is_noted_and_not_compared(place: Path) -> None:
     base = looked(place / "base", place)
     wider = replace(base, logits={key: torch.cat((logits, logits[:, :1]), dim=1) for key, logits in base.logits.items()})
@@ -113,18 +125,17 @@ def test_where_answers_part() -> None:
     assert (found.answers_equal, found.first_divergence) == (0.5, 0.5)
 
 
-def stage(name: str, kl: float) -> StageDamage:
-    return StageDamage(name, 0.1, 0.9, 20.0, kl)
+def stage(name: str, kl: float, share: float) -> StageDamage:
+    return StageDamage(name, 0.1, 0.9, 20.0, kl, share)
 
 
 def test_the_blame_and_its_share() -> None:
     assert blame_stages([]) is None
-    alone = blame_stages([stage("merger", 0.2)])
+    alone = blame_stages([stage("merger", 0.2, 1.0)])
     assert alone is not None
     assert (alone.stage, alone.share) == ("merger", 1.0)
-    several = blame_stages([stage("merger", 0.3), stage("tower block 0", 0.1)])
+    assert "no other stage differs" in alone.detail
+    several = blame_stages([stage("merger", 0.3, 0.75), stage("tower block 0", 0.1, 0.25)])
     assert several is not None
-    assert (several.stage, several.share) == ("merger", pytest.approx(0.75))
-    broken = blame_stages([stage("merger", math.inf), stage("tower block 0", 0.1)])
-    assert broken is not None
-    assert (broken.stage, broken.share) == ("merger", 1.0)
+    assert (several.stage, several.share) == ("merger", 0.75)
+    assert "75% of what the 2 stages that differ do" in several.detail
