@@ -17,9 +17,8 @@ def score_rows(metrics: list[dict[str, Any]]) -> list[str]:
     rows = ["| task | metric | n | source | tower INT4 | change, 90 % interval |", "|---|---|---|---|---|---|"]
     for metric in metrics:
         interval = "" if metric["ci_low"] is None else f", {metric['ci_low']:+.2%} to {metric['ci_high']:+.2%}"
-        rows.append(
-            f"| {metric['name']} | {metric['metric']} | {metric['n']} | {metric['base']:.2%} | {metric['candidate']:.2%} | {metric['delta']:+.2%}{interval} |"
-        )
+        scores = f"{metric['base']:.2%} | {metric['candidate']:.2%} | {metric['delta']:+.2%}{interval}"
+        rows.append(f"| {metric['name']} | {metric['metric']} | {metric['n']} | {scores} |")
     return rows
 
 
@@ -27,9 +26,8 @@ def size_rows(by_size: list[dict[str, Any]]) -> list[str]:
     titles = " | ".join(f"{task} ({metric})" for task, metric in PRIMARY.items())
     rows = [f"| size | {titles} |", "|---|---|---|---|"]
     for size in dict.fromkeys(row["size"] for row in by_size):
-        cells = [
-            f"{row['base']:.1%}, {row['candidate']:.1%} (n {row['n']})" for task in PRIMARY for row in by_size if (row["size"], row["name"]) == (size, task)
-        ]
+        of_size = {row["name"]: row for row in by_size if row["size"] == size}
+        cells = [f"{of_size[task]['base']:.1%}, {of_size[task]['candidate']:.1%} (n {of_size[task]['n']})" for task in PRIMARY]
         rows.append(f"| {size} | {' | '.join(cells)} |")
     return rows
 

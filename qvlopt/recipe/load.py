@@ -225,8 +225,17 @@ def _check_keys(tree: _Tree) -> tuple[list[Fault], Recipe]:
         except ValidationError as error:
             found = problems_of(error, tree.places)
             faults = found if faults is None else faults
-        dropped = [fault.path[:-1] if fault.is_missing else fault.path for fault in found]
+        dropped = [_written(data, fault.path[:-1] if fault.is_missing else fault.path) for fault in found]
         data = {"model": {"path": "missing"}, **_without(data, dropped, ())} if () not in dropped else {**data, "model": {"path": "missing"}}
+
+
+def _written(data: Any, path: KeyPath) -> KeyPath:
+    """As much of a path as is in the data: pydantic's goes on with the name of a union's member."""
+    for index, part in enumerate(path):
+        if not _has(data, part):
+            return path[:index]
+        data = data[part]
+    return path
 
 
 def place_of(key: str, places: Mapping[KeyPath, str]) -> str:

@@ -12,8 +12,6 @@ from qvlopt.recipe.values import nearest
 Kind = Literal["recipes", "calib", "assets"]
 BUILTIN = "builtin:"
 PACKAGE = Path(__file__).resolve().parents[1]
-PLANNED = {("calib", "general"): "use your own folder with a manifest.jsonl, or builtin:nano"}
-"""Names that recipes may already hold, though what they stand for is not in this version: what to use instead."""
 
 
 def shipped_root(kind: Kind) -> Path:
@@ -39,15 +37,13 @@ def shipped_names(kind: Kind) -> list[str]:
 def builtin(path: str, kind: Kind) -> Path:
     """The folder that `builtin:NAME` stands for: a set (`calib`) or a checkpoint (`assets`).
 
-    Raises UsageError for a name that nothing has, RunError for one whose content is not in this version.
+    Raises UsageError for a name that nothing has.
     """
     name = path.removeprefix(BUILTIN)
     folder = shipped_root(kind) / name
     if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name) and folder.is_dir():
         return folder
     what = "set" if kind == "calib" else "checkpoint"
-    if (kind, name) in PLANNED:
-        raise RunError(f"the {what} {path} is not in this version of qvlopt", PLANNED[kind, name])
     names = shipped_names(kind)
     near = nearest(name, names)
     hint = f"did you mean {BUILTIN}{near}?" if near else f"there are: {', '.join(BUILTIN + known for known in names)}"

@@ -368,7 +368,7 @@ def test_a_recipe_cannot_be_changed() -> None:
 # Finding the file.
 
 
-@pytest.mark.parametrize(("name", "said"), [("dmeo", "did you mean demo"), ("no/such/file.yaml", "shipped recipes: 4090d, demo")])
+@pytest.mark.parametrize(("name", "said"), [("dmeo", "did you mean demo"), ("no/such/file.yaml", "shipped recipes: 3090, 4090d")])
 def test_an_unknown_recipe_names_the_shipped_ones(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         load_recipe(name)

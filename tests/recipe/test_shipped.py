@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from qvlopt.errors import RunError, UsageError
+from qvlopt.errors import UsageError
 from qvlopt.recipe.load import load_recipe
 from qvlopt.recipe.shipped import builtin, shipped_names, shipped_recipe, shipped_root
 
@@ -12,7 +14,7 @@ SHIPPED = shipped_names("recipes")
 
 
 def test_the_recipes_that_the_contract_names_ship() -> None:
-    assert {"demo", "4090d"} <= set(SHIPPED)
+    assert {"demo", "4090d", "3090", "a100", "orin"} <= set(SHIPPED)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -28,6 +30,16 @@ def test_the_first_line_is_the_command_that_runs_it(name: str) -> None:
     assert first in (f"# qvlopt run --recipe {name}", f"# qvlopt run --recipe recipes/{name}.yaml")
 
 
+@pytest.mark.parametrize("name", ["3090", "4090d", "a100", "orin"])
+def test_a_recipe_for_hardware_says_where_its_numbers_come_from(name: str) -> None:
+    path = shipped_recipe(name)
+    assert path is not None
+    text = path.read_text(encoding="utf-8")
+    for key in ("samples", "group_size", "grid: 20", "batch: [0-9]+ ", "margin"):
+        (line,) = [line for line in text.splitlines() if re.search(rf"\b{key}", line)]
+        assert re.search(r"#.*(measured|unmeasured|quoted|chosen)", line), line
+
+
 def test_demo_needs_nothing_but_what_ships() -> None:
     recipe = load_recipe("demo").recipe
     paths = [recipe.model.path, recipe.calibrate.data, *(entry.path for entry in recipe.evaluate.data)]
@@ -41,9 +53,9 @@ def test_the_4090d_recipe_keeps_lm_head_in_float16() -> None:
     assert (awq.bits, awq.group_size, awq.format, awq.dtype, awq.keep) == (4, 128, "awq", "float16", ("lm_head",))
 
 
-def test_a_planned_set_says_that_it_is_not_in_this_version() -> None:
-    with pytest.raises(RunError, match="builtin:general is not in this version"):
-        builtin(load_recipe("4090d").recipe.calibrate.data, "calib")
+def test_the_default_calibration_set_ships() -> None:
+    recipe = load_recipe("4090d").recipe
+    assert builtin(recipe.calibrate.data, "calib") == shipped_root("calib") / "general"
 
 
 @pytest.mark.parametrize(("path", "kind"), [("builtin:nano", "assets"), ("builtin:nano", "calib"), ("builtin:nano-eval", "calib")])
