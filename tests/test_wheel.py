@@ -14,6 +14,7 @@ import pytest
 CHECKOUT = Path(__file__).parents[1]
 PROBE = """
 import json, qvlopt
+from qvlopt.data.sets import open_set
 from qvlopt.recipe.load import load_recipe
 from qvlopt.recipe.shipped import PACKAGE, builtin, shipped_names
 recipe = load_recipe("demo").recipe
@@ -24,6 +25,8 @@ print(json.dumps({
     "assets": shipped_names("assets"),
     "checkpoint": sorted(path.name for path in builtin(recipe.model.path, "assets").iterdir()),
     "pictures": [len(list(builtin(path, "calib").rglob("*.png"))) for path in (recipe.calibrate.data, recipe.evaluate.data[0].path)],
+    "general": len([path for path in builtin("builtin:general", "calib").rglob("*") if path.suffix in (".png", ".jpg", ".webp")]),
+    "general_locked": sum(file.kind == "picture" for file in open_set(builtin("builtin:general", "calib")).files.values()),
     "schemas": sorted(path.name for path in (PACKAGE / "schemas").iterdir()),
 }))
 """
@@ -54,7 +57,8 @@ def test_an_installed_wheel_finds_recipes_sets_and_checkpoint(wheel: Path, tmp_p
     found = json.loads(done.stdout)
     assert Path(found["package"]).is_relative_to(site)
     assert {"demo", "4090d"} <= set(found["recipes"])
-    assert {"nano", "nano-eval"} <= set(found["calib"])
+    assert {"nano", "nano-eval", "general"} <= set(found["calib"])
+    assert found["general"] == found["general_locked"] >= 192
     assert found["assets"] == ["nano"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(found["checkpoint"])
     assert min(found["pictures"]) >= 128
@@ -67,6 +71,7 @@ def test_a_wheel_holds_licences_the_command_and_no_tests(wheel: Path) -> None:
         names = archive.namelist()
         entry = next(name for name in names if name.endswith("entry_points.txt"))
         assert "qvlopt = qvlopt.__main__:main" in archive.read(entry).decode()
+    assert {"qvlopt/report/page.css", "qvlopt/report/page.js", "qvlopt/schemas/evaluate-report.json"} <= set(names)
     assert {name.rsplit("/", 1)[-1] for name in names if "/licenses/" in name} == {"LICENSE", "NOTICE"}
     assert [name for name in names if name.startswith(("tests/", "tools/")) or "__pycache__" in name] == []
     assert "qvlopt/py.typed" in names
