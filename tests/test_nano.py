@@ -83,10 +83,11 @@ def test_it_reads_pictures_that_it_was_not_trained_on(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_quantises_it_and_compares(tmp_path: Path) -> None:
     evaluate = {"limit": 12, "gate.on_inconclusive": "pass"}
-    result = api.run("demo", output=str(tmp_path / "demo"), evaluate=evaluate)
+    bench = {"images": ["64x64"], "prompt_tokens": 16, "new_tokens": 2, "repeats": 1, "warmup": 0}
+    result = api.run("demo", output=str(tmp_path / "demo"), evaluate=evaluate, bench=bench)
     document = result.to_json()
-    assert [step["command"] for step in document["steps"]] == ["calibrate", "quantize-awq", "evaluate"]
+    assert [step["command"] for step in document["steps"]] == ["calibrate", "quantize-awq", "evaluate", "bench"]
     assert result.exit_code == 0
-    again = api.run("demo", output=str(tmp_path / "demo"), evaluate=evaluate).to_json()
+    again = api.run("demo", output=str(tmp_path / "demo"), evaluate=evaluate, bench=bench).to_json()
     assert [step["status"] for step in again["steps"]][:2] == ["existed", "existed"]
     assert "| ocr | exact_match | 12 |" in (tmp_path / "demo" / "awq" / "README.md").read_text(encoding="utf-8")

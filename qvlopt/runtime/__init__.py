@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qvlopt.artifact.manifest import MANIFEST, read_manifest
 from qvlopt.artifact.process import thread_count
 from qvlopt.errors import RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe
+from qvlopt.recipe.paths import resolve_path
 
 if TYPE_CHECKING:
     import torch
 
     from qvlopt.model.source import Source
-    from qvlopt.runtime.torch_engine import TorchEngine
+    from qvlopt.runtime.engine import Engine, LocalEngine
 
-LATER = ("onnx", "openai")
-"""Engines that a recipe may name and this version does not have."""
+ONNX_KINDS = ("export", "int8")
+"""Kinds of artifact that ONNX Runtime answers for; torch does for checkpoints and for all others."""
 
 
-def open_engine(path: str, *, loaded: LoadedRecipe) -> TorchEngine:
-    """The engine that answers for the checkpoint or artifact at `path`, as the recipe's evaluate section says.
+def open_engine(path: str, *, loaded: LoadedRecipe) -> Engine:
+    """The engine that answers for the checkpoint or artifact at `path`, or at `URL#model`, as the recipe's evaluate section says.
 
-    Sets torch's number of threads. Raises UsageError for an engine of a later version, RunError when the checkpoint
-    cannot be run or the recipe asks for a GPU and there is none.
+    Engine `openai` says who is asked when no candidate is named; a folder, such as the base, is answered by a local engine.
+    Sets torch's number of threads. Raises UsageError where the recipe's engine is not one for what is at `path`, RunError
+    when it cannot be run or the recipe asks for a GPU and there is none.
     """
+    section = loaded.recipe.evaluate
+    if "://" in path:
+        from qvlopt.runtime.openai_engine import OpenAIEngine
+
+        return OpenAIEngine.open(path, loaded=loaded)
+    folder = resolve_path(path, loaded.folder, kind="assets")
+    kind = read_manifest(folder).kind if folder is not None and (folder / MANIFEST).is_file() else "checkpoint"
+    if (section.engine == "onnx") != (kind in ONNX_KINDS) and section.engine not in ("auto", "openai"):
+        raise UsageError(
+            f"evaluate.engine: {section.engine} does not answer for {path}, which is {'a' if kind == 'checkpoint' else 'an artifact of kind'} {kind}",
+            hint="use auto: ONNX artifacts are answered by onnxruntime, everything else by torch",
+        )
+    return _onnx(folder, loaded) if folder is not None and kind in ONNX_KINDS else _torch(path, loaded)
+
+
+def _onnx(folder: Path, loaded: LoadedRecipe) -> LocalEngine:
+    from qvlopt.runtime.onnx_engine import OnnxEngine
+
     recipe = loaded.recipe
-    if recipe.evaluate.engine in LATER:
-        raise UsageError(f"evaluate.engine: {recipe.evaluate.engine} is not in this version", hint="use torch or auto")
+    if recipe.hardware.device == "cuda":
+        raise RunError(f"hardware.device: cuda was asked for, {folder} runs on the CPU only", hint="set hardware.device to cpu or auto")
+    return OnnxEngine.open(folder, threads=thread_count(recipe.hardware.threads), pixels=recipe.pixels)
+
+
+def _torch(path: str, loaded: LoadedRecipe) -> LocalEngine:
     import torch
 
     from qvlopt.model.source import open_source
     from qvlopt.runtime.torch_engine import TorchEngine
 
+    recipe = loaded.recipe
     device = _device(recipe.hardware.device)
     torch.set_num_threads(thread_count(recipe.hardware.threads))
     source = open_source(path, revision=recipe.model.revision if path == recipe.model.path else None, folder=loaded.folder)

@@ -1,11 +1,11 @@
 """Prompts of different lengths and pictures of different sizes become one left-padded batch.
 
-Letters in shapes: B prompts, T the longest prompt, D hidden width, M merged visual tokens of one picture.
+Letters in shapes: B prompts, T the longest prompt, G given answer tokens, D hidden width, M merged visual tokens of one picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -30,8 +30,8 @@ class Features(NamedTuple):
 class Batch(NamedTuple):
     """The language model's input, left-padded.
 
-    embeds [B, T, D]; mask int64 [B, T], 1 on tokens; positions int64 [3, B, T]; visual bool [B, T], true on image tokens;
-    deepstack: one [sum of M, D] a tap, in the order of `visual`'s rows. The last two are None without any picture.
+    embeds [B, T + G, D]; mask int64 [B, T + G], 1 on tokens; positions int64 [3, B, T + G]; visual bool [B, T + G], true on
+    image tokens; deepstack: one [sum of M, D] a tap, in the order of `visual`'s rows. The last two are None without any picture.
     """
 
     embeds: torch.Tensor
@@ -57,24 +57,33 @@ def encode_pictures(tower: VisionTower, pictures: Iterable[Picture], *, device: 
     return features
 
 
-def build_batch(model: LoadedModel, prepared: Sequence[Prepared]) -> Batch:
-    """Pads, embeds and puts the pictures' features where their image tokens stand."""
+def build_batch(
+    model: LoadedModel, prepared: Sequence[Prepared], features: Mapping[Picture, Features] | None = None, *, given: Sequence[int] = ()
+) -> Batch:
+    """Pads, embeds and puts the pictures' features where the prompts' image tokens stand; encodes the pictures unless given.
+
+    `given` are tokens of an answer that stand behind each prompt.
+    """
     length = max(len(item.token_ids) for item in prepared)
-    ids = torch.zeros((len(prepared), length), dtype=torch.int64)
+    ids = torch.zeros((len(prepared), length + len(given)), dtype=torch.int64)
     mask = torch.zeros_like(ids)
-    positions = torch.zeros((3, len(prepared), length), dtype=torch.int64)
+    positions = torch.zeros((3, *ids.shape), dtype=torch.int64)
+    ids[:, length:] = torch.tensor(given, dtype=torch.int64)
     for row, item in enumerate(prepared):
         start = length - len(item.token_ids)
-        ids[row, start:] = torch.tensor(item.token_ids)
+        ids[row, start:length] = torch.tensor(item.token_ids)
         mask[row, start:] = 1
-        positions[:, row, start:] = item.positions
-    ids, mask, positions = ids.to(model.device), mask.to(model.device), positions.to(model.device)
+        positions[:, row, start:length] = item.positions
+        positions[:, row, length:] = len(item.token_ids) + item.delta + torch.arange(len(given))
+    visual = (ids == model.image_token_id) & mask.bool()  # padding may have any id
+    visual[:, length:] = False  # an image token that a model said is a token like any other
+    ids, mask, positions, visual = (tensor.to(model.device) for tensor in (ids, mask, positions, visual))
     embeds = model.text.embed_tokens(ids)
     shown = [picture for item in prepared for picture in item.pictures]
     if not shown:
         return Batch(embeds, mask, positions, None, None)
-    features = encode_pictures(model.vision, shown, device=model.device)
-    visual = (ids == model.image_token_id) & mask.bool()  # padding may have any id
+    if features is None:
+        features = encode_pictures(model.vision, shown, device=model.device)
     embeds[visual] = torch.cat([features[picture].merged for picture in shown])
     taps = range(len(model.vision.config.deepstack_visual_indexes))
     deepstack = [torch.cat([features[picture].deepstack[tap] for picture in shown]) for tap in taps]

@@ -7,10 +7,9 @@ penalties. Rows that are done leave the batch as soon as half of it is.
 from __future__ import annotations
 
 import inspect
-import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,23 +17,27 @@ import transformers
 from transformers import DynamicCache
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
-from qvlopt.data.samples import ImageRef, Sample
-from qvlopt.errors import RunError
+from qvlopt.data.samples import Sample
+from qvlopt.errors import ItemError, RunError
 from qvlopt.model.load import LoadedModel, load_model
-from qvlopt.model.positions import rope_positions
 from qvlopt.model.preprocess import Picture, PictureProcessor
 from qvlopt.model.prompt import Prompter
 from qvlopt.model.source import Source
 from qvlopt.recipe.schema import PixelLimits
-from qvlopt.runtime.batch import Batch, build_batch
-from qvlopt.runtime.engine import Answer, Prepared, Stop
+from qvlopt.runtime.batch import Batch, Features, build_batch, encode_pictures
+from qvlopt.runtime.engine import Answer, Encoded, OnStage, Prepared, Scored, Stage, stage
+from qvlopt.runtime.preparer import Preparer
+from qvlopt.runtime.row import Row, token_limit
 
 CACHE = "cache" if "cache" in inspect.signature(Qwen3VLTextModel.forward).parameters else "past_key_values"
 """What the running transformers calls the key-value cache; it was renamed within 5.x, and the wrong name is swallowed."""
 
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+"""How the language model attends, in transformers' words. The tower always uses torch's scaled_dot_product_attention."""
+
 
 class TorchEngine:
-    """An `Engine` over a model in memory. Not thread-safe."""
+    """A `LocalEngine` over a model in memory. Not thread-safe."""
 
     def __init__(self, model: LoadedModel, prompter: Prompter, processor: PictureProcessor, *, model_digest: str | None = None) -> None:
         if prompter.vocabulary_size > model.head.shape[0]:
@@ -43,27 +46,39 @@ class TorchEngine:
         self.prompter = prompter
         self.processor = processor
         self.model_digest = model_digest
+        self.on_stage: OnStage | None = None
         # rows beyond the tokenizer's ids only pad the table: they must never be answered
         self._head = model.head[: prompter.vocabulary_size]
-        # a picture is shared while any prepared sample holds it, so that a batch encodes it once
-        self._pictures: weakref.WeakValueDictionary[str, Picture] = weakref.WeakValueDictionary()
+        self._preparer = Preparer(prompter, processor)
 
     @classmethod
-    def open(cls, source: Source, *, dtype: torch.dtype, device: str, pixels: PixelLimits | None = None) -> TorchEngine:
-        """Loads a checkpoint. Raises RunError for whatever is wrong with it, UsageError for impossible pixel limits."""
+    def open(
+        cls, source: Source, *, dtype: torch.dtype, device: str, pixels: PixelLimits | None = None, attn_implementation: Attention = "sdpa"
+    ) -> TorchEngine:
+        """Loads a checkpoint.
+
+        Raises RunError for whatever is wrong with it or when the attention is not installed, UsageError for impossible
+        pixel limits.
+        """
         prompter = Prompter.from_folder(source.folder)
         processor = PictureProcessor.for_tower(source.folder, source.settings.vision, pixels)
-        return cls(load_model(source, dtype=dtype, device=device), prompter, processor, model_digest=source.digest)
+        engine = cls(load_model(source, dtype=dtype, device=device), prompter, processor, model_digest=source.digest)
+        try:
+            engine.model.text.set_attn_implementation(attn_implementation)
+        except (ImportError, ValueError) as error:
+            raise RunError(f"attention {attn_implementation} cannot be used here: {str(error).splitlines()[0]}", hint="use sdpa") from error
+        return engine
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values: engine, dtype, device, threads, pixel limits, how tokens are chosen, versions."""
+        """JSON values: engine, dtype, device, attention, threads, pixel limits, how tokens are chosen, versions."""
         device = self.model.device
         return {
             "engine": "torch",
             "model_digest": self.model_digest,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "attention": self.model.text.config._attn_implementation,
             "threads": torch.get_num_threads(),
             "pixels": {"min": self.processor.min_pixels, "max": self.processor.max_pixels},
             "generation": {"sampling": "greedy", "penalties": None, "eos_ids": list(self.prompter.eos_ids)},
@@ -72,11 +87,8 @@ class TorchEngine:
 
     def prepare(self, sample: Sample) -> Prepared:
         """Loads, resizes and patches the pictures and encodes the prompt. Raises ItemError."""
-        pictures = tuple(self._picture(image) for image in sample.images)
-        grids = [picture.grid for picture in pictures]
-        ids = self.prompter.encode(sample.question, grids)
-        positions, delta = rope_positions(ids, grids, image_token_id=self.model.image_token_id, merge=self.processor.merge_size)
-        return Prepared(sample.id, tuple(ids), pictures, positions, delta)
+        with self._stage("preprocess"):
+            return self._preparer.prepare(sample)
 
     def generate(self, prepared: Sequence[Prepared], *, max_new_tokens: int) -> list[Answer]:
         """Answers in the order of `prepared`. A batch that memory cannot hold is halved until it fits."""
@@ -94,6 +106,25 @@ class TorchEngine:
         half = len(prepared) // 2
         return [answer for part in (prepared[:half], prepared[half:]) for answer in self.generate(part, max_new_tokens=max_new_tokens)]
 
+    def score(self, prepared: Prepared, answer_ids: Sequence[int]) -> Scored:
+        """One forward over the prompt and the answer; the answer's last token is chosen but never read. Raises ItemError."""
+        given, prompt = list(answer_ids[:-1]), len(prepared.token_ids)
+        if prompt + len(given) > self.prompter.max_tokens:
+            raise ItemError(f"{prompt} tokens of prompt and {len(given)} of answer, the model has {self.prompter.max_tokens} positions")
+        with torch.inference_mode():
+            batch = build_batch(self.model, [prepared], self._features([prepared]), given=given)
+            hidden = self._run(batch, DynamicCache(config=self.model.text.config))[0, prompt - 1 :]
+            logits = F.linear(hidden[: len(answer_ids)], self._head).float().cpu()
+        return Scored(prepared.id, tuple(answer_ids), logits)
+
+    def encode(self, picture: Picture) -> Encoded:
+        """The tower's features of one picture, in float32 on the CPU."""
+        with torch.inference_mode():
+            features = encode_pictures(self.model.vision, [picture], device=self.model.device)[picture]
+            merged = features.merged.float().cpu()
+            taps = [tap.float().cpu() for tap in features.deepstack]
+            return Encoded(merged, torch.stack(taps) if taps else merged.new_zeros((0, *merged.shape)))
+
     def close(self) -> None:
         """Drops the model; on a GPU its memory goes back to the driver."""
         device = self.model.device
@@ -101,35 +132,33 @@ class TorchEngine:
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _picture(self, image: ImageRef) -> Picture:
-        shared = self._pictures.get(image.digest) if image.digest else None
-        if shared is not None:
-            return shared
-        picture = self.processor.process(image.load())
-        if image.digest:
-            self._pictures[image.digest] = picture
-        return picture
-
     def _answer(self, prepared: Sequence[Prepared], max_new_tokens: int) -> list[Answer]:
-        rows = [_Row(item, self._limit(item, max_new_tokens)) for item in prepared]
-        batch = build_batch(self.model, prepared)
-        following = torch.tensor([len(item.token_ids) + item.delta for item in prepared], device=self.model.device)
+        rows = [Row(item, token_limit(item, max_new_tokens, self.prompter.max_tokens)) for item in prepared]
+        features = self._features(prepared)
         cache = DynamicCache(config=self.model.text.config)
-        live = rows
-        while True:
-            scores, chosen = self._choose(batch, cache)
-            for row, score, token in zip(live, scores, chosen, strict=True):
-                row.take(token, score, self.prompter.eos_ids)
-            going = [index for index, row in enumerate(live) if row.stop is None]
-            if not going:
-                return [self._finished(row) for row in rows]
-            if 2 * len(going) <= len(live):
-                live, following, batch = self._shrunk(going, live, following, batch, cache)
-            batch = self._next_batch(live, following, batch)
-            following = following + 1
+        with self._stage("prefill"):
+            following = torch.tensor([len(item.token_ids) + item.delta for item in prepared], device=self.model.device)
+            state = _State(rows, following, build_batch(self.model, prepared, features))
+            del features
+            self._take_next(state, cache)
+        while going := [index for index, row in enumerate(state.live) if row.stop is None]:
+            with self._stage("decode"):
+                if 2 * len(going) <= len(state.live):
+                    state = self._shrunk(state, going, cache)
+                state = self._stepped(state)
+                self._take_next(state, cache)
+        with self._stage("detokenise"):
+            return [row.answer(self.prompter) for row in rows]
 
-    def _choose(self, batch: Batch, cache: DynamicCache) -> tuple[list[float], list[int]]:
-        """Runs the language model on the batch and takes the best token of each row by its float32 logit."""
+    def _features(self, prepared: Sequence[Prepared]) -> dict[Picture, Features]:
+        pictures = [picture for item in prepared for picture in item.pictures]
+        if not pictures:
+            return {}
+        with self._stage("vision"):
+            return encode_pictures(self.model.vision, pictures, device=self.model.device)
+
+    def _run(self, batch: Batch, cache: DynamicCache) -> torch.Tensor:
+        """The last hidden states [B, S, D] of the batch behind what the cache holds."""
         output = self.model.text(
             inputs_embeds=batch.embeds,
             attention_mask=batch.mask,
@@ -139,55 +168,43 @@ class TorchEngine:
             deepstack_visual_embeds=batch.deepstack,
             **{CACHE: cache},
         )
-        scores, chosen = F.linear(output.last_hidden_state[:, -1], self._head).float().max(dim=-1)
-        return scores.tolist(), chosen.tolist()
+        hidden: torch.Tensor = output.last_hidden_state
+        return hidden
 
-    def _next_batch(self, live: Sequence[_Row], following: torch.Tensor, batch: Batch) -> Batch:
+    def _take_next(self, state: _State, cache: DynamicCache) -> None:
+        """Gives each row the best token by its float32 logit."""
+        scores, chosen = F.linear(self._run(state.batch, cache)[:, -1], self._head).float().max(dim=-1)
+        for row, score, token in zip(state.live, scores.tolist(), chosen.tolist(), strict=True):
+            row.take(token, score, self.prompter.eos_ids)
+
+    def _stepped(self, state: _State) -> _State:
         """One new token a row; rows that are done but still in the batch go on with whatever they have."""
-        ids = torch.tensor([row.token_ids[-1:] or [0] for row in live], device=self.model.device)
-        mask = torch.cat((batch.mask, batch.mask.new_ones(len(live), 1)), dim=1)
-        return Batch(self.model.text.embed_tokens(ids), mask, following.expand(3, -1)[..., None], None, None)
+        ids = torch.tensor([row.token_ids[-1:] or [0] for row in state.live], device=self.model.device)
+        mask = torch.cat((state.batch.mask, state.batch.mask.new_ones(len(state.live), 1)), dim=1)
+        batch = Batch(self.model.text.embed_tokens(ids), mask, state.following.expand(3, -1)[..., None], None, None)
+        return _State(state.live, state.following + 1, batch)
 
-    def _shrunk(
-        self, going: list[int], live: Sequence[_Row], following: torch.Tensor, batch: Batch, cache: DynamicCache
-    ) -> tuple[list[_Row], torch.Tensor, Batch]:
+    def _shrunk(self, state: _State, going: list[int], cache: DynamicCache) -> _State:
         """The batch and the cache without the rows that are done."""
         index = torch.tensor(going, device=self.model.device)
         cache.batch_select_indices(index)
-        return [live[i] for i in going], following[index], batch._replace(mask=batch.mask[index])
+        return _State([state.live[i] for i in going], state.following[index], state.batch._replace(mask=state.batch.mask[index]))
 
-    def _limit(self, item: Prepared, max_new_tokens: int) -> int:
-        """New tokens until the limit or the end of the model's positions; the last one needs none."""
-        return max(1, min(max_new_tokens, self.prompter.max_tokens - len(item.token_ids) + 1))
-
-    def _finished(self, row: _Row) -> Answer:
-        item = row.item
-        if row.stop == "error" or row.stop is None:
-            return Answer(item.id, (), "", "error", len(item.token_ids), "the model's logits are not finite (NaN or infinity)")
-        return Answer(item.id, tuple(row.token_ids), self.prompter.decode(row.token_ids), row.stop, len(item.token_ids))
+    @contextmanager
+    def _stage(self, name: Stage) -> Iterator[None]:
+        """Tells the observer, who then sees the time of the device's work too."""
+        with stage(self.on_stage, name):
+            yield
+            if self.on_stage is not None and self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)
 
 
-@dataclass
-class _Row:
-    """One answer in the making."""
+class _State(NamedTuple):
+    """The rows in the batch, the position of each one's next token int64 [B], and the input to run."""
 
-    item: Prepared
-    limit: int
-    token_ids: list[int] = field(default_factory=list)
-    stop: Stop | None = None
-
-    def take(self, token: int, score: float, eos_ids: Sequence[int]) -> None:
-        """Adds a token unless the row is done."""
-        if self.stop is not None:
-            return
-        if not -float("inf") < score < float("inf"):
-            self.stop = "error"
-            return
-        self.token_ids.append(token)
-        if token in eos_ids:
-            self.stop = "eos"
-        elif len(self.token_ids) == self.limit:
-            self.stop = "length"
+    live: list[Row]
+    following: torch.Tensor
+    batch: Batch
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from qvlopt.errors import RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 from qvlopt.runtime import open_engine
 from tests.tiny import build_tiny
+from tests.tiny_onnx import build_onnx
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,11 @@ def _threads() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def onnx(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_onnx(tiny, tmp_path_factory.mktemp("onnx") / "out")
 
 
 def recipe(tiny: Path, **changes: Any) -> LoadedRecipe:
@@ -48,10 +54,27 @@ def test_a_gpu_that_is_not_there_is_an_error_of_the_run(tiny: Path, monkeypatch:
     assert open_engine(str(tiny), loaded=recipe(tiny, hardware={"device": "auto", "threads": 1})).model.device.type == "cpu"
 
 
-@pytest.mark.parametrize("section", [{"engine": "onnx"}, {"engine": "openai", "server": {"url": "http://localhost:1/v1"}}])
-def test_engines_of_a_later_version_are_refused_by_name(tiny: Path, section: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=f"{section['engine']} is not in this version"):
-        open_engine(str(tiny), loaded=recipe(tiny, evaluate=section))
+def test_an_onnx_artifact_is_answered_by_onnxruntime_and_a_checkpoint_by_torch(tiny: Path, onnx: Path) -> None:
+    for asked, path, name in (("auto", onnx, "onnx"), ("onnx", onnx, "onnx"), ("auto", tiny, "torch"), ("torch", tiny, "torch")):
+        engine = open_engine(str(path), loaded=recipe(tiny, evaluate={"engine": asked}, hardware={"threads": 1}))
+        assert engine.fingerprint["engine"] == name
+        assert engine.fingerprint["threads"] == 1
+
+
+@pytest.mark.parametrize(("asked", "is_onnx", "words"), [("torch", True, "an artifact of kind export"), ("onnx", False, "a checkpoint")])
+def test_an_engine_that_cannot_answer_for_it_is_refused(tiny: Path, onnx: Path, asked: str, is_onnx: bool, words: str) -> None:
+    with pytest.raises(UsageError, match=f"{asked} does not answer for .*, which is {words}"):
+        open_engine(str(onnx if is_onnx else tiny), loaded=recipe(tiny, evaluate={"engine": asked}))
+
+
+def test_an_onnx_artifact_runs_on_no_gpu_and_says_so(tiny: Path, onnx: Path) -> None:
+    with pytest.raises(RunError, match="runs on the CPU only"):
+        open_engine(str(onnx), loaded=recipe(tiny, hardware={"device": "cuda"}))
+
+
+def test_the_recipes_limits_and_threads_reach_onnxruntime(tiny: Path, onnx: Path) -> None:
+    engine = open_engine(str(onnx), loaded=recipe(tiny, pixels={"min": 2048, "max": 8192}, hardware={"threads": 1}))
+    assert engine.fingerprint["pixels"] == {"min": 2048, "max": 8192}
 
 
 def test_pixel_limits_of_the_recipe_are_the_engines(tiny: Path) -> None:

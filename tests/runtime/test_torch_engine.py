@@ -8,27 +8,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLForConditionalGeneration
 
-from qvlopt.artifact.digest import sha256_file
-from qvlopt.data.samples import ImageRef, Sample
+from qvlopt.data.samples import Sample
 from qvlopt.errors import ItemError, RunError
 from qvlopt.model.source import open_source
 from qvlopt.recipe.schema import PixelLimits
 from qvlopt.runtime.batch import build_batch
 from qvlopt.runtime.engine import Answer, Prepared
 from qvlopt.runtime.torch_engine import TorchEngine
+from tests.asked import one_by_one, prepared_in, samples_in
 from tests.tiny import build_tiny
 
 NEW = 16
-ASKED = (("What is it?", [(64, 64)]), ("Read.", [(33, 200)]), ("How many shapes are there in this picture, and which? " * 3, [(160, 96)]),
-         ("Hi", []), ("Same or not: <image> and <image>?", [(64, 64), (26, 28)]), ("What is it?", [(64, 64)]))  # fmt: skip
-"""Questions and sizes of pictures: short and long, no picture to two, one grid several times, one picture enlarged."""
 
 
 @pytest.fixture(scope="module")
@@ -50,27 +45,6 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
 
 def engine_of(folder: Path, pixels: PixelLimits | None = None) -> TorchEngine:
     return TorchEngine.open(open_source(str(folder), folder=folder.parent), dtype=torch.float32, device="cpu", pixels=pixels)
-
-
-def samples_in(folder: Path, asked: Sequence[tuple[str, Sequence[tuple[int, int]]]] = ASKED) -> list[Sample]:
-    samples = []
-    for number, (question, sizes) in enumerate(asked):
-        images = []
-        for index, (width, height) in enumerate(sizes):
-            name = f"{number}-{index}.png"
-            pixels = np.random.default_rng([number, index]).integers(0, 256, (height, width, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(folder / name)
-            images.append(ImageRef(name, folder, sha256_file(folder / name)))
-        samples.append(Sample(f"item {number}", tuple(images), question, ("x",), "vqa", str(number), f"manifest.jsonl:{number + 1}"))
-    return samples
-
-
-def prepared_in(engine: TorchEngine, folder: Path, asked: Sequence[tuple[str, Sequence[tuple[int, int]]]] = ASKED) -> list[Prepared]:
-    return [engine.prepare(sample) for sample in samples_in(folder, asked)]
-
-
-def one_by_one(engine: TorchEngine, prepared: Sequence[Prepared], new: int = NEW) -> list[Answer]:
-    return [answer for item in prepared for answer in engine.generate([item], max_new_tokens=new)]
 
 
 def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -295,3 +269,54 @@ def test_picture_settings_of_another_checkpoint_are_refused(folder: Path) -> Non
     change_json(folder / "preprocessor_config.json", lambda c: c.update(patch_size=14))
     with pytest.raises(RunError, match="patch_size, temporal_patch_size, merge_size and channels"):
         engine_of(folder)
+
+
+def test_forced_logits_are_those_that_generation_chose_by_and_those_of_transformers(tiny: Path, engine: TorchEngine, tmp_path: Path) -> None:
+    theirs = Qwen3VLForConditionalGeneration.from_pretrained(tiny, dtype=torch.float32)
+    for item in prepared_in(engine, tmp_path):
+        answer = engine.generate([item], max_new_tokens=NEW)[0].token_ids
+        scored = engine.score(item, answer)
+        assert (scored.id, scored.answer_ids, scored.logits.dtype) == (item.id, answer, torch.float32)
+        assert scored.logits.argmax(dim=-1).tolist() == list(answer)
+        inputs = their_inputs(engine, item)
+        longer = torch.tensor([[*item.token_ids, *answer[:-1]]])
+        inputs |= {"input_ids": longer, "attention_mask": torch.ones_like(longer)}
+        if item.pictures:
+            inputs["mm_token_type_ids"] = (longer == engine.model.image_token_id).int()
+        with torch.inference_mode():
+            expected = theirs(**inputs).logits[0, len(item.token_ids) - 1 :, : engine.prompter.vocabulary_size]
+        assert scored.logits.shape == expected.shape
+        assert (scored.logits - expected).abs().max() < 1e-4
+
+
+def test_an_image_token_in_an_answer_is_no_picture(engine: TorchEngine, tmp_path: Path) -> None:
+    item = prepared_in(engine, tmp_path)[0]
+    image = engine.model.image_token_id
+    assert torch.equal(engine.score(item, (5, image, 6)).logits[:2], engine.score(item, (5, 7)).logits)
+    assert engine.score(item, ()).logits.shape == (0, engine.prompter.vocabulary_size)
+
+
+def test_an_answer_longer_than_the_models_positions_is_not_scored(engine: TorchEngine, tmp_path: Path) -> None:
+    with pytest.raises(ItemError, match="the model has 4096 positions"):
+        engine.score(prepared_in(engine, tmp_path)[0], [5] * 4096)
+
+
+def test_a_picture_is_encoded_as_the_tower_does(engine: TorchEngine, tmp_path: Path) -> None:
+    picture = prepared_in(engine, tmp_path)[2].pictures[0]
+    encoded = engine.encode(picture)
+    expected = engine.model.vision(picture.pixel_values[None], picture.grid)
+    assert torch.equal(encoded.image_embeds, expected.merged[0])
+    assert torch.equal(encoded.deepstack, torch.stack([tap[0] for tap in expected.deepstack]))
+
+
+def test_attention_is_sdpa_unless_another_is_asked_for(tiny: Path, engine: TorchEngine, tmp_path: Path) -> None:
+    source = open_source(str(tiny), folder=tiny.parent)
+    eager = TorchEngine.open(source, dtype=torch.float32, device="cpu", attn_implementation="eager")
+    assert (engine.fingerprint["attention"], eager.fingerprint["attention"]) == ("sdpa", "eager")
+    prepared = prepared_in(engine, tmp_path)
+    assert eager.generate(prepared, max_new_tokens=NEW) == engine.generate(prepared, max_new_tokens=NEW)
+    answer = (5, 6, 7)
+    difference = (eager.score(prepared[0], answer).logits - engine.score(prepared[0], answer).logits).abs().max()
+    assert 0 < difference < 1e-3
+    with pytest.raises(RunError, match="flash_attention_2 cannot be used here"):
+        TorchEngine.open(source, dtype=torch.float32, device="cpu", attn_implementation="flash_attention_2")
