@@ -20,3 +20,6 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("QVLOPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     # Some commands refuse things in CI; a test that wants that says so.
     monkeypatch.delenv("CI", raising=False)
+    # Nor do tests write into the job that they run in, or know a key.
+    for name in ("GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT", "QVLOPT_API_KEY"):
+        monkeypatch.delenv(name, raising=False)

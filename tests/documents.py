@@ -17,8 +17,12 @@ REGISTRY: Registry[Any] = Registry().with_resources((schema["$id"], Resource.fro
 
 def check_document(document: dict[str, Any]) -> None:
     """Raises jsonschema.ValidationError unless `document` is what its command promises (docs/contract.md, section 7)."""
-    schema = SCHEMAS.get(document["command"], SCHEMAS["common"])
-    jsonschema.Draft202012Validator(schema, registry=REGISTRY).validate(document)
+    check_shape(document["command"] if document["command"] in SCHEMAS else "common", document)
+
+
+def check_shape(name: str, document: dict[str, Any]) -> None:
+    """Raises jsonschema.ValidationError unless `document` is what the schema of that name says."""
+    jsonschema.Draft202012Validator(SCHEMAS[name], registry=REGISTRY).validate(document)
 
 
 def document_of(command: str, result: dict[str, Any], *, exit_code: int = 0) -> dict[str, Any]:

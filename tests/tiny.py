@@ -196,6 +196,8 @@ def _text_shapes(c: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
             "self_attn.o_proj": (width, queries), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width), "mlp.down_proj": (width, inner),
         }  # fmt: skip
         shapes |= {f"layers.{i}.{name}.weight": shape for name, shape in layer.items()}
+        if c["attention_bias"]:
+            shapes |= {f"layers.{i}.{name}.bias": shape[:1] for name, shape in layer.items() if name.startswith("self_attn") and "proj" in name}
     return {f"model.language_model.{name}": shape for name, shape in shapes.items()}
 
 

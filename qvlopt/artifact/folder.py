@@ -14,6 +14,7 @@ from qvlopt.artifact.lock import locked
 from qvlopt.artifact.manifest import CARD, MANIFEST, read_manifest, verify_files
 from qvlopt.artifact.replacement import beside, clean_stale, has_leftovers, put_in_place, removable
 from qvlopt.artifact.syncing import sync_folder
+from qvlopt.artifact.unfinished import discard_unfinished, parts_folder
 from qvlopt.errors import RunError, UsageError
 
 State = Literal["absent", "same", "other"]
@@ -77,9 +78,10 @@ def is_done(destination: Path, digest: str, *, overwrite: bool) -> bool:
     """
     destination = Path(os.path.realpath(destination))
     if existing_state(destination, digest) == "same":
-        if has_leftovers(destination):
+        if has_leftovers(destination) or parts_folder(destination).exists():
             with suppress(RunError), locked(destination):  # another run may be at work there, or the place be read-only
                 clean_stale(destination)
+                discard_unfinished(destination, digest)
         return True
     _refuse_taken(destination, digest, overwrite)
     return False

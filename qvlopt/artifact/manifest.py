@@ -64,12 +64,17 @@ class ModuleRecord(Record):
 
 
 class LayerRecord(Record):
-    """The loss of plain rounding and of what was chosen, and what that was."""
+    """The loss of plain rounding and of what was chosen, and what that was.
+
+    Where compensation was asked for: the loss of what was chosen on held-out pictures, and of the best without compensation.
+    """
 
     name: str
     rounding_loss: FiniteFloat
     loss: FiniteFloat
     method: str
+    held_out_loss: FiniteFloat | None = None
+    held_out_uncompensated: FiniteFloat | None = None
 
 
 class CheckRecord(Record):

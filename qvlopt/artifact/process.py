@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from qvlopt.errors import UsageError
@@ -22,6 +24,12 @@ def peak_rss_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
+def release_memory() -> None:
+    """Gives freed memory back to the system, where the C library has a way to (glibc): it keeps what lies between used pieces."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def thread_count(requested: int | None, *, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:
     """The smallest of the processors that this process may run on, the whole processors of its quota, and `requested`; at least 1.
 
@@ -33,6 +41,11 @@ def thread_count(requested: int | None, *, cgroups: Path = _CGROUPS, proc: Path 
     if requested is not None:
         limits.append(requested)
     return max(1, min(limits))
+
+
+def processor_quota(*, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> float | None:
+    """Processors' worth of time that the strictest control group above this process allows; None without a quota."""
+    return min(_quotas(cgroups, proc), default=None)
 
 
 def memory_limit_bytes(*, cgroups: Path = _CGROUPS, proc: Path = _PROC) -> int:

@@ -58,8 +58,8 @@ class TensorWriter:
         self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         write_at(self._descriptor, header, 0)
 
-    def write(self, name: str, value: torch.Tensor | bytes | TensorEntry) -> None:
-        """Writes one planned tensor; the bytes of a TensorEntry are copied from its file undecoded.
+    def write(self, name: str, value: torch.Tensor | bytes | TensorEntry | Iterator[memoryview]) -> None:
+        """Writes one planned tensor; the bytes of a TensorEntry are copied from its file undecoded, an iterator gives them in chunks.
 
         Raises ValueError for a name that is not in the plan or is written already, and for another dtype, shape or size.
         """
@@ -67,6 +67,8 @@ class TensorWriter:
             raise ValueError(f"tensor {name!r} is {'written already' if name in self._plan else 'not in the plan'}: {self.path}")
         position, end = self._offsets[name]
         for chunk in _content(self._plan[name], value):
+            if position + len(chunk) > end:
+                raise ValueError(f"tensor {name!r} needs {self._plan[name].nbytes} bytes, got more")
             write_at(self._descriptor, chunk, position)
             position += len(chunk)
         if position != end:
@@ -123,7 +125,7 @@ class FolderWriter:
         """Names of the weight files, without the index."""
         return tuple(self._writers)
 
-    def write(self, name: str, value: torch.Tensor | bytes | TensorEntry) -> None:
+    def write(self, name: str, value: torch.Tensor | bytes | TensorEntry | Iterator[memoryview]) -> None:
         """As TensorWriter.write, into the shard that the plan gives."""
         if name not in self._weight_map:
             raise ValueError(f"tensor {name!r} is not in the plan: {self._folder}")
@@ -186,8 +188,10 @@ def _shards(plan: list[Planned], max_shard_bytes: int) -> list[list[Planned]]:
     return shards
 
 
-def _content(planned: Planned, value: torch.Tensor | bytes | TensorEntry) -> Iterator[bytes | memoryview]:
+def _content(planned: Planned, value: torch.Tensor | bytes | TensorEntry | Iterator[memoryview]) -> Iterator[bytes | memoryview]:
     """The bytes to write, in chunks, after the value was compared with the plan."""
+    if isinstance(value, Iterator):
+        return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         if len(value) != planned.nbytes:
             raise ValueError(f"tensor {planned.name!r} ({planned.dtype} {planned.shape}) needs {planned.nbytes} bytes, got {len(value)}")

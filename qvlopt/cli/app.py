@@ -55,10 +55,10 @@ VERBS = (
     Verb("calibrate", "calibrate", "Collect statistics of every layer over a calibration set."),
     Verb("quantize-awq", "quantize_awq", "Quantise the vision tower's weights by AWQ and write a checkpoint."),
     Verb("evaluate", "evaluate", "Score candidates on OCR, VQA and documents against a baseline.", takes_candidates=True),
-    Verb("export", "export", "Write an ONNX folder (not in this version)."),
-    Verb("quantize-int8", "quantize_int8", "Write an INT8 ONNX folder (not in this version)."),
-    Verb("bench", "bench", "Measure speed and memory (not in this version).", takes_candidates=True),
-    Verb("doctor", "doctor", "Tell whether a recipe fits this machine (not in this version)."),
+    Verb("export", "export", "Write the checkpoint as ONNX graphs that keep DeepStack, checked against torch."),
+    Verb("quantize-int8", "quantize_int8", "Write the checkpoint as INT8 ONNX graphs, each layer's error measured."),
+    Verb("bench", "bench", "Measure speed and memory by stage, and tell whether they got worse.", takes_candidates=True),
+    Verb("doctor", "doctor", "Tell whether a recipe fits this machine: memory, disk, time, packages."),
 )
 
 

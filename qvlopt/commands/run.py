@@ -10,12 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from qvlopt.commands.bench import bench
+from qvlopt.commands.bench_inputs import check_bench
 from qvlopt.commands.calibrate import calibrate
 from qvlopt.commands.evaluate import evaluate
 from qvlopt.commands.evaluate_inputs import check_sets
+from qvlopt.commands.export import export
 from qvlopt.commands.output import as_root, output_root
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
+from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.errors import UsageError, worst_exit_code
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.progress import Progress
@@ -35,10 +39,23 @@ class _Result(Protocol):
     def render(self, console: Console) -> None: ...
 
 
-COMMANDS: dict[str, Callable[..., _Result]] = {"calibrate": calibrate, "quantize_awq": quantize_awq, "evaluate": evaluate}
+COMMANDS: dict[str, Callable[..., _Result]] = {
+    "calibrate": calibrate,
+    "quantize_awq": quantize_awq,
+    "export": export,
+    "quantize_int8": quantize_int8,
+    "evaluate": evaluate,
+    "bench": bench,
+}
 """Sections that this version works through; the others of the contract are named and left out."""
 
-CHECKS: dict[str, Callable[[LoadedRecipe], object]] = {"quantize_awq": partial(quantize_awq, dry_run=True), "evaluate": check_sets}
+CHECKS: dict[str, Callable[[LoadedRecipe], object]] = {
+    "quantize_awq": partial(quantize_awq, dry_run=True),
+    "export": partial(export, dry_run=True),
+    "quantize_int8": partial(quantize_int8, dry_run=True),
+    "evaluate": check_sets,
+    "bench": check_bench,
+}
 """What finds the faults of a section that comes later, without work."""
 
 

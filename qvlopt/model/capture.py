@@ -1,49 +1,271 @@
-"""Runs the tower over calibration pictures and keeps, for every linear layer, the statistics of its inputs.
+"""Runs the tower over calibration pictures, stage by stage, and gives for each linear the statistics of its inputs.
 
-Pictures may come in any order and batch: each picture's own statistics are taken, then merged in the order in which they
-are given, so sort them first where bytes must agree. Nothing of a picture is kept, memory does not grow with their number.
+One stage's weights and statistics are in memory at a time, and one batch's activations: what goes from block to block lies
+in files, so memory does not grow with the number of pictures. A layer's statistics see at most MOST_TOKENS tokens, drawn
+evenly from all pictures. The same pictures in the same order and batches give the same bits, in one go or resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 
+from qvlopt.artifact.unfinished import Parts
 from qvlopt.errors import RunError
-from qvlopt.model.names import VISION
+from qvlopt.model.hidden import HiddenStates, HiddenWriter, Shape
+from qvlopt.model.names import VISION, Stage, vision_stages
 from qvlopt.model.positions import Grid
-from qvlopt.model.vision import VisionConfig, VisionTower
+from qvlopt.model.source import Source
+from qvlopt.model.stage_forward import Batch, StageForward, embedded
+from qvlopt.model.token_draw import HELD_OUT, MOST_TOKENS, drawn_tokens, even_shares, is_held_out
+from qvlopt.model.vision import Linear
 from qvlopt.quant.objective import Gram
 
-Batch = tuple[torch.Tensor, Grid]
-"""`pixel_values` float32 [B, N, patch_dim] of B pictures of one size, and their grid."""
+Seen = Callable[[int, str], None]
+"""Told of progress: steps that are done, and what is being done."""
+
+_BUFFER = 2**23
+"""Values of a layer's inputs that are gathered for one product X^T X: large enough for full matmul speed, 32 MiB."""
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What to calibrate and where. `parts` keeps the hidden states; `seed` draws the tokens; linears multiply in `dtype`.
+
+    held_out: the statistics of the pictures that are held out come apart, under a layer's name with HELD_OUT after it.
+    inputs: statistics come with the inputs that they are of, as GramWithInputs.
+    """
+
+    source: Source
+    parts: Parts
+    device: torch.device
+    seed: int = 0
+    most_tokens: int = MOST_TOKENS
+    dtype: torch.dtype = torch.float32
+    held_out: bool = False
+    inputs: bool = False
+
+    def stages(
+        self, batches: Callable[[], Iterable[Batch]], *, done: Collection[str] = (), seen: Seen = lambda _count, _text: None
+    ) -> Iterator[tuple[Stage, dict[str, Gram]]]:
+        """Every stage that is not in `done`, in order of computation, with its linears' statistics by canonical name.
+
+        A stage counts as finished when the next is asked for: its input is dropped then. `batches` is called only where no
+        hidden states of an earlier run can be used. Raises RunError naming the layer whose inputs are not finite.
+        """
+        stages = vision_stages(self.source.settings.vision)
+        left = [index for index, stage in enumerate(stages) if stage.name not in done]
+        if not left:
+            return
+        state = self._start(_blocks(stages[: left[0]]), batches, seen)
+        for stage in stages[_place_after(stages, state.passed) : left[-1] + 1]:
+            is_wanted = stage.name not in done
+            if not is_wanted and not _is_block(stage):
+                continue
+            grams, after = self._stage(stage, state, is_wanted=is_wanted, seen=seen)
+            if is_wanted:
+                yield stage, grams
+            del grams
+            if after.passed != state.passed:
+                self.parts.drop(_part(state.passed), _file(state.passed))
+            state = after
+
+    def _start(self, most: int, batches: Callable[[], Iterable[Batch]], seen: Seen) -> _State:
+        """The hidden states after the largest number of blocks up to `most` for which there are any; else those of the pictures."""
+        kept = self.parts.record("pictures")
+        for passed in range(most, -1, -1):
+            if kept is not None and self.parts.record(_part(passed)) is not None:
+                for other in {*range(self.source.settings.vision.depth + 1)} - {passed}:
+                    self.parts.drop(_part(other), _file(other))
+                return _State(passed, HiddenStates(self.parts.path(_file(passed)), _tuples(kept["shapes"])), _tuples(kept["grids"]))
+        return self._embed(batches(), seen)
+
+    @torch.no_grad()
+    def _embed(self, batches: Iterable[Batch], seen: Seen) -> _State:
+        grids: list[Grid] = []
+        shapes: list[Shape] = []
+        path = self.parts.path(_file(0))
+        with HiddenWriter(path) as writer:
+            for hidden, grid in embedded(self.source, batches, self.device):
+                grids.append(grid)
+                shapes.append((hidden.shape[0], hidden.shape[1], hidden.shape[2]))
+                writer.append(hidden)
+                seen(0, f"{sum(shape[0] for shape in shapes)} pictures read")
+        self.parts.keep("pictures", {"grids": grids, "shapes": shapes})
+        self.parts.keep(_part(0), {}, {path.name: writer.digest})
+        return _State(0, HiddenStates(path, shapes), tuple(grids))
+
+    @torch.no_grad()
+    def _stage(self, stage: Stage, state: _State, *, is_wanted: bool, seen: Seen) -> tuple[dict[str, Gram], _State]:
+        """Statistics of one stage (none unless wanted), and the state after it, which for a merger is the one before."""
+        forward = StageForward(self.source, stage, self.device, self.dtype)
+        observer = _Observer(forward.apply, _Draw.over(state.hidden.shapes, self.seed, self.most_tokens), held_out=self.held_out, inputs=self.inputs)
+        path = self.parts.path(_file(state.passed + 1))
+        with HiddenWriter(path) if forward.is_block else nullcontext() as writer:
+            for index, grid in enumerate(state.grids):
+                observer.batch = index
+                result = forward(state.hidden.read(index), grid, observer if is_wanted else None)
+                if writer is not None:
+                    writer.append(result)
+                seen(0, f"{stage.name}: {observer.draw.pictures_until(index)} of {observer.draw.pictures} pictures")
+        if writer is None:
+            return observer.totals(), state
+        self.parts.keep(_part(state.passed + 1), {}, {path.name: writer.digest})
+        return observer.totals(), _State(state.passed + 1, HiddenStates(path, state.hidden.shapes), state.grids)
 
 
 def capture_vision(
-    config: VisionConfig, weights: Mapping[str, torch.Tensor], batches: Iterable[Batch], *, seen: Callable[[int], None] = lambda _: None
+    source: Source, batches: Iterable[Batch], folder: Path, *, device: torch.device | str = "cpu", seed: int = 0, most_tokens: int = MOST_TOKENS
 ) -> dict[str, Gram]:
-    """Input statistics of every linear of the tower by canonical name; `seen` is told how many pictures a batch had.
+    """All stages' statistics at once, for towers whose statistics fit into memory. `folder` holds the hidden states meanwhile."""
+    capture = Capture(source, Parts(folder), torch.device(device), seed, most_tokens)
+    try:
+        return {name: gram for _, grams in capture.stages(lambda: batches) for name, gram in grams.items()}
+    finally:
+        capture.parts.remove()
 
-    `weights` are the tower's, float32, by name relative to it. Raises RunError naming the layer whose inputs are not finite.
-    """
-    grams: dict[str, Gram] = {}
 
-    def observe(name: str, x: torch.Tensor) -> torch.Tensor:
+class _State(NamedTuple):
+    """The hidden states after `passed` blocks."""
+
+    passed: int
+    hidden: HiddenStates
+    grids: Sequence[Grid]
+
+
+class _Draw(NamedTuple):
+    """Which tokens of which picture count. `first` is every batch's first picture, and the number of all pictures last."""
+
+    first: tuple[int, ...]
+    tokens: tuple[int, ...]
+    seed: int
+    most: int
+
+    @classmethod
+    def over(cls, shapes: Sequence[Shape], seed: int, most: int) -> _Draw:
+        return cls(tuple(accumulate((shape[0] for shape in shapes), initial=0)), tuple(n for b, n, _ in shapes for _ in range(b)), seed, most)
+
+    @property
+    def pictures(self) -> int:
+        return len(self.tokens)
+
+    def pictures_until(self, batch: int) -> int:
+        """Pictures up to the end of a batch."""
+        return self.first[batch + 1]
+
+    def rows(self, batch: int, x: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+        """Every picture's place and its rows of x [B, T, K] that count; T is a picture's tokens or its merged ones."""
+        merged = self.tokens[self.first[batch]] // x.shape[1]
+        shares = _shares(self.tokens, merged, self.most)
+        for place, inputs in enumerate(x):
+            picture = self.first[batch] + place
+            chosen = drawn_tokens(len(inputs), shares[picture], seed=self.seed, picture=picture)
+            yield picture, inputs if chosen is None else inputs[chosen.to(inputs.device)]
+
+
+class _Observer:
+    """Applies a stage's linears and gathers what they read."""
+
+    def __init__(self, linear: Linear, draw: _Draw, *, held_out: bool, inputs: bool) -> None:
+        self.draw = draw
+        self._sum = InputSum if inputs else GramSum
+        self._held_out = held_out
+        self.batch = 0
+        self._linear = linear
+        self._sums: dict[str, GramSum] = {}
+
+    def __call__(self, name: str, x: torch.Tensor) -> torch.Tensor:
         key = f"{VISION}.{name}"
-        for picture in x:
-            try:
-                new = Gram.of(picture)
-            except ValueError as error:
-                raise RunError(f"{key}: {error}", "the source's weights or a calibration picture overflow") from error
-            grams[key] = grams[key].merge(new) if key in grams else new
-        return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+        if not bool(torch.isfinite(x.sum(dtype=torch.float64))):
+            raise RunError(f"{key}: layer inputs: hold NaN or infinity", "the source's weights or a calibration picture overflow")
+        for picture, rows in self.draw.rows(self.batch, x):
+            part = key + HELD_OUT if self._held_out and is_held_out(picture) else key
+            self._sums.setdefault(part, self._sum()).add(rows)
+        return self._linear(name, x)
 
-    tower = VisionTower(config, weights, linear=observe)
-    device = weights["pos_embed.weight"].device
-    with torch.inference_mode():
-        for pixel_values, grid in batches:
-            tower(pixel_values.to(device), grid)
-            seen(len(pixel_values))
-    return grams
+    def totals(self) -> dict[str, Gram]:
+        return {name: sums.total() for name, sums in self._sums.items()}
+
+
+class GramSum:
+    """Statistics of rows [T, K] that come in pieces: gathered first, since one product of many rows is faster than many of few."""
+
+    def __init__(self) -> None:
+        self._total: Gram | None = None
+        self._waiting: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor) -> None:
+        self._waiting.append(rows)
+        if sum(part.numel() for part in self._waiting) >= _BUFFER:
+            self.total()
+
+    def total(self) -> Gram:
+        """Of all rows so far."""
+        if self._waiting:
+            new = Gram.of(torch.cat(self._waiting))
+            self._waiting = []
+            self._total = new if self._total is None else self._total.merge(new)
+        assert self._total is not None, "a sum exists only for a layer that read something"
+        return self._total
+
+
+@dataclass(frozen=True)
+class GramWithInputs(Gram):
+    """Statistics, and the very inputs that they are of, float32 [T, K]."""
+
+    inputs: torch.Tensor
+
+
+class InputSum(GramSum):
+    """A GramSum that keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all: list[torch.Tensor] = []
+
+    def add(self, rows: torch.Tensor) -> None:
+        self._all.append(rows)
+        super().add(rows)
+
+    def total(self) -> Gram:
+        gram = super().total()
+        return GramWithInputs(gram.count, gram.sum, gram.centred, gram.abs_sum, gram.abs_max, torch.cat(self._all))
+
+
+@cache
+def _shares(tokens: tuple[int, ...], merged: int, most: int) -> list[int]:
+    """Tokens to take of every picture, for layers that read `merged` tokens as one."""
+    return even_shares([count // merged for count in tokens], most)
+
+
+def _is_block(stage: Stage) -> bool:
+    return stage.name.startswith("blocks.")
+
+
+def _blocks(stages: Sequence[Stage]) -> int:
+    return sum(map(_is_block, stages))
+
+
+def _place_after(stages: Sequence[Stage], passed: int) -> int:
+    """The first stage that reads the hidden states after `passed` blocks."""
+    return next((place + 1 for place in range(len(stages)) if _blocks(stages[: place + 1]) == passed), 0)
+
+
+def _part(passed: int) -> str:
+    return f"hidden-{passed}"
+
+
+def _file(passed: int) -> str:
+    return f"hidden-{passed}.f32"
+
+
+def _tuples(rows: Sequence[Sequence[int]]) -> Any:
+    """Tuples, as they were before JSON made lists of them."""
+    return [tuple(row) for row in rows]

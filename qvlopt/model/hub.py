@@ -18,15 +18,15 @@ def is_hub_id(path: str) -> bool:
     return HUB_ID.fullmatch(path) is not None
 
 
-def download(repository: str, *, revision: str | None) -> Path:
-    """The snapshot folder of a repository; offline (HF_HUB_OFFLINE) only what the cache holds.
+def download(repository: str, *, revision: str | None, cached: bool = False) -> Path:
+    """The snapshot folder of a repository; offline (HF_HUB_OFFLINE), or with `cached`, only what the cache holds.
 
     Raises RunError naming the repository, the revision and the cache.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    offline = constants.is_offline_mode() or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
+    offline = cached or constants.is_offline_mode() or os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
     where = f"{repository} at revision {revision or 'main'}"
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED, ignore_patterns=["*/*"], local_files_only=offline))
@@ -38,7 +38,7 @@ def download(repository: str, *, revision: str | None) -> Path:
             hint="check the path; for a gated model accept its terms and log in with `hf auth login`",
         ) from error
     except (LocalEntryNotFoundError, CachedRepoTreeNotFoundError) as error:
-        reason = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
+        reason = "it was not asked for" if cached else "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         raise RunError(
             f"there is no folder {repository}, and {where} is not in the cache {constants.HF_HUB_CACHE}; {reason}",
             hint="download it once with a connection, or give the path of a local folder",

@@ -50,8 +50,13 @@ def load_model(source: Source, *, dtype: torch.dtype, device: torch.device | str
 
 def load_vision(source: Source, *, dtype: torch.dtype, device: torch.device | str) -> VisionTower:
     """The tower alone."""
-    config = source.settings.vision
-    return VisionTower(config, {name: _placed(source, VISION + name, dtype, torch.device(device)) for name in vision_shapes(config)})
+    return VisionTower(source.settings.vision, load_vision_part(source, ("",), dtype=dtype, device=device))
+
+
+def load_vision_part(source: Source, prefixes: tuple[str, ...], *, dtype: torch.dtype, device: torch.device | str) -> dict[str, torch.Tensor]:
+    """The tower's parameters whose names, relative to it, start with one of `prefixes` (such as `blocks.0.`)."""
+    names = [name for name in vision_shapes(source.settings.vision) if name.startswith(prefixes)]
+    return {name: _placed(source, VISION + name, dtype, torch.device(device)) for name in names}
 
 
 def checkpoint_dtype(source: Source) -> torch.dtype:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from qvlopt.model.quantize import dequantized
+from qvlopt.model.round_layer import dequantized
 from qvlopt.quant import pack_awq, pack_compressed
 from qvlopt.quant.rounding import Integers, QuantSpec
 

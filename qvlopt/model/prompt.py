@@ -89,7 +89,7 @@ class Prompter:
         `<image>` in the question marks the places of the pictures, one each; otherwise they come first. Raises ItemError
         when the marks do not fit the pictures, or when the prompt is longer than the model's positions.
         """
-        kinds, texts = _arrange(question, len(pictures))
+        kinds, texts = arrange(question, len(pictures))
         if kinds not in self._layouts:
             self._layouts[kinds] = self._layout(kinds)
         ids: list[int] = []
@@ -149,8 +149,8 @@ class Prompter:
         return parts
 
 
-def _arrange(text: str, pictures: int) -> tuple[tuple[bool, ...], list[str]]:
-    """Order of pictures (True) and texts (False) in a message, and its texts."""
+def arrange(text: str, pictures: int) -> tuple[tuple[bool, ...], list[str]]:
+    """Order of pictures (True) and texts (False) in a message, and its texts. Raises ItemError when the marks do not fit."""
     marks = text.count(PICTURE_MARK) if pictures else 0
     if not marks:
         return (True,) * pictures + ((False,) if text or not pictures else ()), [text]

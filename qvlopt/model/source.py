@@ -57,13 +57,13 @@ class Source:
         return digest_of({path.name: sha256_file(path) for path in files if path.name != MANIFEST and not path.name.startswith(".")})
 
 
-def open_source(path: str, *, revision: str | None = None, folder: Path) -> Source:
+def open_source(path: str, *, revision: str | None = None, folder: Path, cached: bool = False) -> Source:
     """The checkpoint that `path` names: `builtin:NAME`, a folder (of the recipe's `folder` first), or a hub id.
 
-    The hub is asked only for a path written ORGANISATION/NAME that no folder has. Raises RunError for whatever is wrong
+    The hub is asked only for a path written ORGANISATION/NAME that no folder has, with `cached` only its cache. Raises RunError for whatever is wrong
     with the checkpoint, UsageError for an unknown builtin name.
     """
-    place, commit = _find(path, revision, folder)
+    place, commit = _find(path, revision, folder, cached=cached)
     _refuse_unusable(place)
     settings = read_config(place)
     tensors = TensorFiles.open(place)
@@ -74,11 +74,11 @@ def open_source(path: str, *, revision: str | None = None, folder: Path) -> Sour
     return Source(place, settings, tensors, path, commit, names, storages, tied)
 
 
-def _find(path: str, revision: str | None, folder: Path) -> tuple[Path, str | None]:
+def _find(path: str, revision: str | None, folder: Path, *, cached: bool) -> tuple[Path, str | None]:
     """The folder of a checkpoint, and the commit when it came from the hub."""
     place = resolve_path(path, folder, kind="assets")
     if place is None and not path.startswith(BUILTIN) and is_hub_id(path):
-        snapshot = download(path, revision=revision)
+        snapshot = download(path, revision=revision, cached=cached)
         return snapshot, snapshot.name
     if place is None or not place.is_dir():
         found = "a file" if place is not None else "nothing"

@@ -95,8 +95,10 @@ class Gram:
 
 
 def row_error(dw: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """Squared output error of every row of `dw` [N, K] under `h` [K, K]: float64 [N], never negative."""
+    """Squared output error of every row of `dw` [N, K] under `h` [K, K], or the diagonal of one [K]: float64 [N], never negative."""
     dw, h = dw.float(), h.float()
+    if h.ndim == 1:
+        return dw.square().mul_(h).sum(1, dtype=torch.float64)
     rows = max(1, _CHUNK // dw.shape[1])
     parts = [((part @ h) * part).sum(1, dtype=torch.float64) for part in torch.split(dw, rows)]
     return torch.cat(parts).clamp_(min=0)
@@ -119,8 +121,8 @@ def relative_error(dw: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> float:
 
 
 def rescaled(h: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """`h` of inputs divided by `scale` [K], as when a scale moves from the preceding norm into the weights. A new tensor."""
-    return h / scale.unsqueeze(0) / scale.unsqueeze(1)
+    """`h` [K, K], or a diagonal one [K], of inputs divided by `scale` [K], as when a scale moves into the weights. A new tensor."""
+    return h / scale.square() if h.ndim == 1 else h / scale.unsqueeze(0) / scale.unsqueeze(1)
 
 
 def bias_correction(dw: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:

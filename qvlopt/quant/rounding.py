@@ -132,11 +132,11 @@ def range_qparams(low: torch.Tensor, high: torch.Tensor, spec: QuantSpec) -> QPa
     return QParams(scale, zero_point.to(torch.int32))
 
 
-def error_on_grid(groups: torch.Tensor, qp: QParams, spec: QuantSpec) -> torch.Tensor:
-    """Rounding error of `groups` [..., group_size] on the grid `qp` [...]; leading dimensions broadcast."""
+def error_on_grid(groups: torch.Tensor, qp: QParams, spec: QuantSpec, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Rounding error of `groups` [..., group_size] on the grid `qp` [...], in `out` if given; leading dimensions broadcast."""
     scale, zero_point = qp.scale.unsqueeze(-1), qp.zero_point.unsqueeze(-1).to(torch.float32)
     # In place from here on: this runs for every candidate of both searches. Integers are exact in float32.
-    error = torch.div(groups, scale).round_().add_(zero_point).clamp_(0, spec.largest)
+    error = torch.div(groups, scale, out=out).round_().add_(zero_point).clamp_(0, spec.largest)
     return error.sub_(zero_point).mul_(scale).sub_(groups)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,27 @@ def test_a_folder_refuses_names_outside_its_plan_and_closes_incomplete(tmp_path:
         writer.write("z", torch.zeros(1))
     with pytest.raises(RunError, match="3 of 3 tensors not written"):
         writer.close()
+
+
+def chunks(tensor: torch.Tensor, size: int) -> Iterator[memoryview]:
+    data = memoryview(tensor.numpy().tobytes())
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+@pytest.mark.parametrize("size", [1, 5, 24, 100])
+def test_chunks_of_any_size_are_the_tensor_that_they_make_up(tmp_path: Path, size: int) -> None:
+    with TensorWriter(tmp_path / "model.safetensors", PLAN[:1]) as writer:
+        writer.write("a", chunks(VALUES["a"], size))
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], VALUES["a"])
+
+
+@pytest.mark.parametrize(("count", "said"), [(5, "needs 24 bytes, got 20"), (7, "needs 24 bytes, got more")])
+def test_chunks_of_another_length_than_planned_are_refused_and_touch_no_other_tensor(tmp_path: Path, count: int, said: str) -> None:
+    writer = TensorWriter(tmp_path / "model.safetensors", PLAN)
+    writer.write("b", VALUES["b"])
+    writer.write("c", VALUES["c"])
+    with pytest.raises(ValueError, match=said):
+        writer.write("a", chunks(torch.arange(float(count)), 8))
+    with pytest.raises(RunError, match="1 of 3 tensors not written"):
+        writer.close()
+    assert VALUES["b"].numpy().tobytes() in (tmp_path / "model.safetensors").read_bytes()

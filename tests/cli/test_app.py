@@ -18,7 +18,6 @@ from tests.documents import check_document
 
 COMMANDS = [*(verb.name for verb in VERBS), "inspect"]
 HEAVY = ("torch", "numpy", "transformers", "onnxruntime", "onnx", "datasets", "pandas", "PIL", "huggingface_hub")
-LATER = ["export", "quantize-int8", "bench", "doctor"]
 
 
 def qvlopt_process(*words: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -89,20 +88,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{qvlopt.__version__}\n"
 
 
-@pytest.mark.parametrize("command", LATER)
-def test_a_later_command_says_so_in_one_line_with_status_5(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _status([command]) == 5
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.splitlines()[0] == f"error: {command} is not in this version of qvlopt"
-
-
-@pytest.mark.parametrize("command", LATER)
-def test_a_later_command_still_reports_a_wrong_recipe(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _status([command, "--set", "seed=x"]) == 2
-    assert "seed: expected a whole number" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -158,15 +143,15 @@ def test_telemetry_and_bars_of_the_libraries_are_off() -> None:
 
 
 def test_no_colour_and_no_bar_reach_a_pipe() -> None:
-    done = qvlopt_process("export", NO_COLOR="1")
-    assert done.returncode == 5
+    done = qvlopt_process("inspect", "nowhere", NO_COLOR="1")
+    assert done.returncode == 2
     assert "\x1b" not in done.stderr + done.stdout
 
 
 def test_a_reader_that_leaves_early_is_no_failure() -> None:
     code = "import os\nread, write = os.pipe()\nos.dup2(write, 1)\nos.close(read)\nos.close(write)"
-    done = qvlopt_process("doctor", "--json", code=code)
-    assert done.returncode == 5
+    done = qvlopt_process("inspect", "nowhere", "--json", code=code)
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "Broken" not in done.stderr
 

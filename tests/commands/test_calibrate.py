@@ -177,11 +177,6 @@ def test_a_missing_folder_of_pictures_is_a_failure_not_a_wrong_recipe(model: Pat
     assert failed.value.exit_code == 5
 
 
-def test_the_language_model_is_not_calibrated_in_this_version(model: Path, data: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"calibrate\.scope: vision\+language is not in this version"):
-        calibrated(model, data, tmp_path / "out", scope="vision+language")
-
-
 def test_the_same_statistics_are_not_made_twice(model: Path, data: Path, tmp_path: Path) -> None:
     first = calibrated(model, data, tmp_path)
     before = listing(tmp_path)
@@ -246,7 +241,7 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_is_written(data: Path,
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("bug"), OSError(28, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("step", ["save_statistics", "write_manifest"])
+@pytest.mark.parametrize("step", ["_write_statistics", "write_manifest"])
 def test_whatever_breaks_off_leaves_neither_folder_nor_temporary(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
@@ -298,8 +293,10 @@ class Counting:
 def test_progress_is_told_and_finished(model: Path, data: Path, tmp_path: Path) -> None:
     progress = Counting()
     calibrate(tiny_recipe(model, data, tmp_path), progress=progress)
-    assert progress.told[0] == ("calibrate", len(SIZES))
-    assert sum(n for what, n in progress.told if what == "advance") == len(SIZES)
+    linears = len(vision_linears(open_source(str(model), folder=model).settings.vision))
+    assert progress.told[0] == ("calibrate", linears)
+    assert sum(n for _, n in progress.told[1:-1]) == linears
+    assert f"blocks.1: {len(SIZES)} of {len(SIZES)} pictures" in dict(progress.told)
     assert progress.told[-1] == ("finish", 0)
 
 

@@ -18,7 +18,7 @@ def test_every_value_of_the_recipe_is_resolved_with_its_origin() -> None:
     assert values["seed"] == (7, "--set")
     assert values["output"] == ("there", "--output")
     assert values["quantize_awq.keep"] == (["lm_head"], "default")
-    assert values["evaluate.data.0.limit"][0] == 300
+    assert values["evaluate.batch"][0] == 16
     assert values["evaluate.gate.floors"] == ({"ocr": 0.5}, "--set")
     assert values["pixels"] == (None, "default")
 

@@ -267,7 +267,7 @@ def test_the_manifest_says_what_it_was_made_of(model: Path, artifacts: dict[str,
     assert manifest.source is not None
     assert manifest.source.digest == open_source(str(model), folder=model).digest
     assert [parent.kind for parent in manifest.parents] == ["statistics"]
-    assert manifest.parents[0].digest == read_manifest(artifacts["awq"].output.parent / "calibrate").digest
+    assert manifest.parents[0].digest == read_manifest(artifacts["bf16"].output).parents[0].digest
     assert manifest.coverage is not None
     assert set(manifest.coverage["tokens_per_layer"]) == linears(model)
     assert set(manifest.changes) == {"README.md", "config.json"}

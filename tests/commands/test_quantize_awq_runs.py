@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qvlopt.artifact.manifest import read_manifest, verify_files
-from qvlopt.commands import calibrate as calibration
+from qvlopt.commands import awq_stages as stages
 from qvlopt.commands import quantize_awq as module
 from qvlopt.commands.calibrate import calibrate
 from qvlopt.commands.plan import Plan
@@ -46,7 +46,7 @@ def quantised(model: Path, data: Path, output: Path, **section: Any) -> Quantize
 def test_the_same_artifact_is_not_made_twice(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = quantised(model, data, tmp_path, search=PLAIN)
     before = listing(tmp_path)
-    for forbidden in ("write_folder", "quantize_tower", "_own_statistics"):
+    for forbidden in ("write_folder", "unfinished", "quantise_stages"):
         monkeypatch.setattr(module, forbidden, None)
     second = quantised(model, data, tmp_path, search=PLAIN)
     assert (first.existed, second.existed, second.exit_code) == (False, True, 0)
@@ -68,20 +68,18 @@ def test_another_artifact_in_place_is_kept_unless_overwritten(model: Path, data:
     assert read_manifest(replaced.output).digest != digest
     assert verify_files(replaced.output) == []
     assert replaced.output == first.output
-    assert sorted(os.listdir(tmp_path)) == ["awq", "calibrate"]
+    assert os.listdir(tmp_path) == ["awq"]
 
 
-def test_overwriting_replaces_statistics_of_other_samples_as_well(model: Path, data: Path, tmp_path: Path) -> None:
-    quantised(model, data, tmp_path, search=PLAIN)
-    fewer = tiny_recipe(model, data, tmp_path, calibrate={"samples": 2}, quantize_awq={"search": PLAIN})
-    with pytest.raises(UsageError, match="--overwrite"):
-        quantize_awq(fewer)
-    result = quantize_awq(fewer, overwrite=True)
+def test_statistics_of_other_samples_beside_it_are_neither_used_nor_touched(model: Path, data: Path, tmp_path: Path) -> None:
+    calibrate(tiny_recipe(model, data, tmp_path))
+    before = listing(tmp_path / "calibrate")
+    result = quantize_awq(tiny_recipe(model, data, tmp_path, calibrate={"samples": 2}, quantize_awq={"search": PLAIN}))
     assert isinstance(result, QuantizeResult)
     manifest = read_manifest(result.output)
     assert manifest.coverage is not None
     assert manifest.coverage["samples"] == 2
-    assert read_manifest(tmp_path / "calibrate").digest == manifest.parents[0].digest
+    assert listing(tmp_path / "calibrate") == before
 
 
 def test_overwriting_removes_nothing_of_the_users(model: Path, data: Path, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_an_output_that_is_taken_is_refused_before_any_work(model: Path, data: P
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(calibration, "take_statistics", None)
+    monkeypatch.setattr(stages, "captured", None)
     recipe = tiny_recipe(model, data, tmp_path, quantize_awq={"search": PLAIN}, flags={"output": str(tmp_path / "file" / "awq")})
     with pytest.raises(RunError, match="Not a directory"):
         quantize_awq(recipe)
@@ -129,7 +127,7 @@ def test_overwriting_leaves_alone_what_is_done(model: Path, data: Path, tmp_path
 
 def test_finished_statistics_are_used_again(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calibrate(tiny_recipe(model, data, tmp_path))
-    monkeypatch.setattr(calibration, "take_statistics", None)
+    monkeypatch.setattr(stages, "captured", None)
     assert quantised(model, data, tmp_path, search=PLAIN).output.is_dir()
 
 
@@ -172,7 +170,7 @@ def test_the_option_names_the_very_folder_and_nothing_is_written_beside_it(
 
 
 def test_a_group_that_does_not_divide_is_refused_before_calibration(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "take_statistics", None)
+    monkeypatch.setattr(stages, "captured", None)
     odd = build_tiny(tmp_path / "odd", vision={**SMALL["vision"], "intermediate_size": 96}, text=SMALL["text"])
     with pytest.raises(UsageError) as refused:
         quantised(odd, data, tmp_path / "out")
@@ -184,10 +182,7 @@ def test_a_group_that_does_not_divide_is_refused_before_calibration(data: Path, 
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ({"engine": "autoawq"}, "not in this version"),
-        ({"scope": "vision+language"}, "not in this version"),
-        ({"search": {"compensate": True}}, "not in this version"),
-        ({"on_indivisible": "pad"}, "not in this version"),
+        ({"engine": "autoawq", "on_indivisible": "pad"}, "does not fit engine: autoawq"),
         ({"keep": ["lm_head", "visual.blocks.7.*"]}, r"matches no module .*the nearest is model\.visual\.blocks\."),
         ({"keep": ["*"]}, "leaves no layer"),
     ],
@@ -219,7 +214,7 @@ def test_a_weight_of_the_language_model_that_is_not_finite_is_named_and_no_artif
     model = with_first_value(build_tiny(tmp_path / "tiny", **SMALL), {name: float("inf")})
     with pytest.raises(RunError, match=rf"{name} holds NaN or infinity"):
         quantised(model, data, tmp_path / "out", search=PLAIN)
-    assert os.listdir(tmp_path / "out") == ["calibrate"]
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", ["model.language_model.embed_tokens.weight", "model.visual.pos_embed.weight", "model.visual.merger.linear_fc2.bias"])
@@ -228,51 +223,7 @@ def test_a_kept_tensor_that_float16_cannot_hold_is_named_and_no_artifact_is_left
     with pytest.raises(RunError, match=rf"{name}.* does not fit torch\.float16") as failed:
         quantised(model, data, tmp_path / "out", dtype="float16", search=PLAIN)
     assert failed.value.exit_code == 5
-    assert os.listdir(tmp_path / "out") == ["calibrate"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("bug"), OSError(28, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("step", ["write_rewritten", "self_check", "awq_card", "write_manifest"])
-def test_whatever_breaks_off_between_writing_and_renaming_leaves_neither_folder_nor_temporary(
-    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
-) -> None:
-    real = getattr(module, step)
-
-    def broken(*args: Any, **how: Any) -> None:
-        real(*args, **how)
-        assert any(path.name.startswith(".awq.tmp-") for path in tmp_path.iterdir())
-        raise error
-
-    monkeypatch.setattr(module, step, broken)
-    with pytest.raises((KeyboardInterrupt, RuntimeError, RunError)):
-        quantised(model, data, tmp_path, search=PLAIN)
-    assert os.listdir(tmp_path) == ["calibrate"]
-
-
-def test_the_rename_that_fails_leaves_nothing_either(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calibrate(tiny_recipe(model, data, tmp_path))
-
-    def refuse(_self: Path, _target: Path) -> Path:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "rename", refuse)
-        with pytest.raises(KeyboardInterrupt):
-            quantised(model, data, tmp_path, search=PLAIN)
-    assert os.listdir(tmp_path) == ["calibrate"]
-
-
-def test_an_interrupt_while_overwriting_leaves_the_old_artifact(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantised(model, data, tmp_path, search=PLAIN)
-    before = listing(tmp_path)
-
-    def interrupt(*_args: Any, **_how: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "self_check", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        quantize_awq(tiny_recipe(model, data, tmp_path, quantize_awq={"search": PLAIN, "format": "bf16"}), overwrite=True)
-    assert listing(tmp_path) == before
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_dry_run_writes_nothing_and_tells_what_it_would(model: Path, data: Path, tmp_path: Path) -> None:
@@ -281,7 +232,8 @@ def test_a_dry_run_writes_nothing_and_tells_what_it_would(model: Path, data: Pat
     rows = {item.item: item.value for item in plan.rows}
     assert "8 linears" in rows["quantises"]
     assert "4 bits in groups of 64" in rows["quantises"]
-    assert "4 linears of the tower" in rows["keeps"]
+    assert "4 linears of the scope's parts" in rows["keeps"]
+    assert "of memory" in rows["takes"]
     assert str(tmp_path / "out" / "awq") in rows["writes"]
     check_document(document_of("quantize-awq", plan.to_json()))
     assert list(tmp_path.iterdir()) == []
@@ -308,7 +260,7 @@ def test_the_planned_size_is_about_the_written_one(model: Path, data: Path, arti
 
 
 def test_every_refusal_is_one_line_with_a_hint(model: Path, data: Path, tmp_path: Path) -> None:
-    for section in ({"engine": "autoawq"}, {"keep": ["nothing"]}, {"group_size": 96}, {"statistics": str(tmp_path / "x")}):
+    for section in ({"keep": ["nothing"]}, {"group_size": 96}, {"statistics": str(tmp_path / "x")}):
         with pytest.raises(QvloptError) as refused:
             quantised(model, data, tmp_path / "out", **section)
         assert "\n" not in refused.value.message

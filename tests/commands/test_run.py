@@ -65,6 +65,8 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     fakes = Commands()
+    for section in ("quantize_int8", "bench"):  # stand for what a later version adds
+        monkeypatch.delitem(module.COMMANDS, section, raising=False)
     for section in list(COMMANDS):
         monkeypatch.setitem(module.COMMANDS, section, fakes.of(section))
     for section in list(CHECKS):
@@ -121,19 +123,18 @@ def test_the_worst_status_of_all_steps_counts(commands: Commands) -> None:
 
 def test_later_sections_are_named_and_left_out(commands: Commands, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        result = ran({"export": {}, "calibrate": {}, "quantize_int8": {}, "bench": {}})
+        result = ran({"calibrate": {}, "quantize_int8": {}, "bench": {}})
     assert [(step.command, step.status) for step in result.steps] == [
         ("calibrate", "done"),
-        ("export", "skipped"),
         ("quantize_int8", "skipped"),
         ("bench", "skipped"),
     ]
-    assert [message.split()[1] for message in caplog.messages] == ["export", "quantize_int8", "bench"]
+    assert [message.split()[1] for message in caplog.messages] == ["quantize_int8", "bench"]
     assert result.exit_code == 0
     assert len(commands.called) == 1
 
 
-@pytest.mark.parametrize("sections", [{}, {"export": {}}])
+@pytest.mark.parametrize("sections", [{}, {"bench": {}}])
 def test_a_recipe_with_nothing_to_run_is_refused(commands: Commands, sections: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="has no section that this version can run"):
         ran(sections)
@@ -191,12 +192,12 @@ def test_a_dry_run_plans_every_step(commands: Commands) -> None:
 
 def test_the_result_is_a_valid_document_with_the_contracts_names(commands: Commands) -> None:
     commands.results["evaluate"] = Fake(3, {"output": "there/evaluate/x", "verdict": "inconclusive"})
-    document = document_of("run", ran({"quantize_awq": {}, "export": {}, "evaluate": {}}).to_json(), exit_code=3)
+    document = document_of("run", ran({"quantize_awq": {}, "bench": {}, "evaluate": {}}).to_json(), exit_code=3)
     check_document(document)
     assert [(step["command"], step["status"], step["output"]) for step in document["steps"]] == [
         ("quantize-awq", "done", "there/quantize_awq"),
         ("evaluate", "failed", "there/evaluate/x"),
-        ("export", "skipped", None),
+        ("bench", "skipped", None),
     ]
     assert (document["verdict"], document["output"]) == ("inconclusive", "there")
 
@@ -204,11 +205,11 @@ def test_the_result_is_a_valid_document_with_the_contracts_names(commands: Comma
 def test_people_see_every_steps_own_result_and_a_line_each(commands: Commands) -> None:
     assert commands.results == {}
     console = Console(file=io.StringIO(), width=100)
-    ran({"calibrate": {}, "quantize_awq": {}, "export": {}}).render(console)
+    ran({"calibrate": {}, "quantize_awq": {}, "bench": {}}).render(console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert lines[:2] == ["result of there/calibrate", "result of there/quantize_awq"]
-    assert [line.split(" in ")[0] for line in lines[2:]] == ["calibrate: done", "quantize-awq: done", "export: skipped"]
+    assert [line.split(" in ")[0] for line in lines[2:]] == ["calibrate: done", "quantize-awq: done", "bench: skipped"]
 
 
 def test_calibrating_and_quantising_for_real_twice_does_the_work_once(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_group_that_does_not_divide_is_refused_with_every_layer_and_its_width(
     for index in range(2):
         assert f"model.visual.blocks.{index}.mlp.linear_fc2: input width 96" in refused.value.message
     assert "group_size 64 does not fit 2 layers" in refused.value.message
-    assert all(way in (refused.value.hint or "") for way in ("group size", "quantize_awq.keep", "on_indivisible: skip"))
+    assert all(way in (refused.value.hint or "") for way in ("group size", "quantize_awq.keep", "on_indivisible: skip", "pad"))
 
 
 def test_odd_layers_are_skipped_where_asked_and_said(odd: Source) -> None:
@@ -111,6 +111,23 @@ def test_odd_layers_are_skipped_where_asked_and_said(odd: Source) -> None:
     assert choice.skipped == {f"model.visual.blocks.{index}.mlp.linear_fc2": "input width 96" for index in range(2)}
     assert set(choice.kept_vision) == set(choice.skipped)
     assert set(choice.quantised) | set(choice.kept_vision) == set(vision_linears(odd.settings.vision))
+
+
+def test_an_odd_inner_width_is_padded_where_asked(odd: Source, source: Source) -> None:
+    choice = chosen(odd, on_indivisible="pad")
+    assert choice == Choice(vision_linears(odd.settings.vision), (), {}, 128)
+    assert chosen(source, on_indivisible="pad").inner is None
+    assert chosen(odd, on_indivisible="pad", keep=["mlp.linear_fc2"]).inner is None
+
+
+def test_padding_helps_no_other_width_and_says_so(tmp_path: Path) -> None:
+    vision = {**ODD, "hidden_size": 96, "intermediate_size": 100}
+    folder = build_tiny(tmp_path / "tiny", vision=vision, text=SMALL["text"])
+    with pytest.raises(UsageError) as refused:
+        chosen(opened(folder), on_indivisible="pad")
+    assert "model.visual.blocks.0.attn.qkv: input width 96" in refused.value.message
+    assert "linear_fc2" not in refused.value.message.replace("merger.linear_fc2", "").replace("merger_list.0.linear_fc2", "")
+    assert "pad" not in (refused.value.hint or "")
 
 
 def test_odd_layers_that_are_kept_anyway_are_no_fault(odd: Source) -> None:
@@ -133,15 +150,15 @@ def test_a_choice_of_nothing_is_refused(source: Source, keep: list[str]) -> None
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({"engine": "autoawq"}, "engine: autoawq"),
         ({"scope": "vision+language"}, r"scope: vision\+language"),
         ({"search": {"compensate": True}}, "search.compensate: true"),
         ({"on_indivisible": "pad"}, "on_indivisible: pad"),
     ],
 )
-def test_what_this_version_cannot_do_is_refused_by_name(source: Source, section: dict[str, Any], named: str) -> None:
-    with pytest.raises(UsageError, match=rf"quantize_awq\.{named} is not in this version"):
-        chosen(source, **section)
+def test_what_autoawq_has_no_notion_of_is_refused_by_name(source: Source, section: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=rf"quantize_awq\.{named} does not fit engine: autoawq"):
+        chosen(source, engine="autoawq", **section)
+    assert chosen(source, engine="autoawq") == chosen(source)
 
 
 def test_a_checkpoint_that_is_quantised_already_is_refused(tmp_path: Path) -> None:

@@ -123,6 +123,36 @@ def test_compressed_tensors_selects_the_intended_linears(case: str, skeleton: to
     assert {name for name, _ in match_named_modules(skeleton, group["targets"], config["ignore"])} == intended
 
 
+KEPT_LANGUAGE: dict[str, tuple[str, ...]] = {
+    "all quantised": (),
+    "one linear of layer 1": ("model.language_model.layers.1.self_attn.o_proj",),
+    "fused ones of layer 11": tuple(name for name in TEXT if ".layers.11.self_attn." in name and not name.endswith("o_proj")),
+    "all of layer 0": tuple(name for name in TEXT if ".layers.0." in name),
+    "every down_proj": tuple(name for name in TEXT if name.endswith("down_proj")),
+}
+
+
+@pytest.mark.parametrize("tower", ["scope vision", "one linear of block 1", "half a merger"])
+@pytest.mark.parametrize("case", sorted(KEPT_LANGUAGE))
+def test_with_the_language_model_in_scope_its_linears_are_selected_and_the_head_is_not(case: str, tower: str, skeleton: torch.nn.Module) -> None:
+    intended = set(TOWER) - set(KEPT[tower]) | set(TEXT) - set(KEPT_LANGUAGE[case])
+    config = awq_config(SPEC, KEPT[tower], KEPT_LANGUAGE[case])
+    assert transformers_awq(config) == intended
+    assert {name for name in LINEARS if should_convert_module(name, config["modules_to_not_convert"])} == intended
+    assert vllm_awq(config) == intended
+    compressed = compressed_config(SPEC, KEPT[tower], KEPT_LANGUAGE[case])
+    assert vllm_compressed(compressed) == intended
+    (group,) = compressed["config_groups"].values()
+    assert {name for name, _ in match_named_modules(skeleton, group["targets"], compressed["ignore"])} == intended
+
+
+def test_vllm_without_its_mapping_of_names_keeps_the_same_linears() -> None:
+    """Releases differ in whether entries are mapped to runtime names before they are looked for."""
+    kept = KEPT_LANGUAGE["fused ones of layer 11"]
+    entries = awq_config(SPEC, (), kept)["modules_to_not_convert"]
+    assert {name for name in LINEARS if any(entry in vllm_name(name) for entry in entries)} == {*kept, "lm_head"}
+
+
 def test_every_kept_linear_is_listed_in_both_spellings() -> None:
     for case in ("one linear of block 1", "half a merger", "scope vision.blocks"):
         listed = awq_config(SPEC, KEPT[case])["modules_to_not_convert"]

@@ -11,8 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from qvlopt.model.fold import folded
 from qvlopt.model.names import VISION, Fold, Stage, vision_stages
-from qvlopt.model.quantize import QuantizedStage, Search, _folded, dequantized, quantize_stage
+from qvlopt.model.quantize import QuantizedStage, quantize_stage
+from qvlopt.model.round_layer import Search, dequantized
 from qvlopt.model.vision import LAYER_NORM_EPS, VisionConfig, VisionTower
 from qvlopt.quant.objective import Gram
 from qvlopt.quant.rounding import SMALLEST_SCALE, QuantSpec, dequantize, qparams, quantize
@@ -21,7 +23,7 @@ from tests.tiny import tiny_config, tiny_tensors
 SETTINGS = tiny_config(vision={"hidden_size": 64, "num_heads": 2, "intermediate_size": 128, "deepstack_visual_indexes": [1]})
 CONFIG = VisionConfig.from_dict(SETTINGS["vision_config"])
 STAGES = {stage.name: stage for stage in vision_stages(CONFIG)}
-FOLDS = {f"{stage.name}: {fold.consumer}": (stage, fold) for stage in STAGES.values() for fold in stage.folds}
+FOLDS = {f"{stage.name}: {fold.consumers[0]}": (stage, fold.under(VISION)) for stage in STAGES.values() for fold in stage.folds}
 GRID = (8, 8)
 OUTLIERS = [3, 17, 40]
 Tensors = Mapping[str, torch.Tensor]
@@ -108,7 +110,7 @@ def direct_loss(name: str, stage: Stage, done: QuantizedStage, spec: QuantSpec, 
     weights = stage_weights(stage, tower_weights())
     stored = {**weights, **{key: tensor.float() for key, tensor in done.changed.items()}}
     x = usual_inputs()[name].double()
-    fold = next((fold for fold in stage.folds if f"{VISION}.{fold.consumer}" == name), None)
+    fold = next((fold for fold in stage.folds if f"{VISION}.{fold.consumers[0]}" == name), None)
     read = x
     if fold and fold.kind == "norm":
         norm = f"{VISION}.{fold.producer}"
@@ -135,14 +137,14 @@ def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
 def test_any_fold_leaves_the_towers_outputs_as_they_were(which: str, spread: float) -> None:
     _stage, fold = FOLDS[which]
     weights = tower_weights()
-    width = weights[f"{VISION}.{fold.consumer}.weight"].shape[1] // fold.repeats
+    width = weights[f"{fold.consumers[0]}.weight"].shape[1] // fold.repeats
     scale = torch.exp(spread * torch.randn(width, generator=torch.Generator().manual_seed(1))).clamp(1e-3, 1e3).repeat(fold.repeats)
-    producer = _folded(fold, weights, scale, QuantSpec(4, 32), torch.float32)
+    producer = folded(fold, weights, scale, QuantSpec(4, 32), torch.float32)
     assert producer is not None
-    consumer = f"{VISION}.{fold.consumer}.weight"
-    folded = {**weights, **producer.tensors, consumer: weights[consumer] * producer.scale}
-    assert not torch.equal(folded[consumer], weights[consumer])
-    before, after = (Recording(tensors)(pictures(), GRID) for tensors in (weights, folded))
+    consumer = f"{fold.consumers[0]}.weight"
+    moved = {**weights, **producer.tensors, consumer: weights[consumer] * producer.scale}
+    assert not torch.equal(moved[consumer], weights[consumer])
+    before, after = (Recording(tensors)(pictures(), GRID) for tensors in (weights, moved))
     assert relative(after.merged, before.merged) < 1e-4
     assert all(relative(new, old) < 1e-4 for new, old in zip(after.deepstack, before.deepstack, strict=True))
 
@@ -182,7 +184,7 @@ def test_a_layers_loss_is_the_error_of_its_outputs_and_never_above_plain_roundin
 def test_a_scale_pays_wherever_there_is_a_fold_for_it_and_is_nowhere_else(name: str) -> None:
     done = quantised(STAGES[name], QuantSpec(3, 32), Search(torch.float32, grid=8))
     scaled = {report.name for report in done.reports if "scale" in report.method}
-    assert scaled == {f"{VISION}.{fold.consumer}" for fold in STAGES[name].folds}
+    assert scaled == {f"{VISION}.{fold.consumers[0]}" for fold in STAGES[name].folds}
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -306,9 +308,9 @@ def with_faint_values() -> dict[str, torch.Tensor]:
 
 
 def test_value_rows_are_not_divided_below_the_smallest_grid_that_can_be_stored() -> None:
-    fold = Fold("blocks.0.attn.qkv", "blocks.0.attn.proj", "value_rows")
+    fold = Fold("blocks.0.attn.qkv", ("blocks.0.attn.proj",), "rows").under(VISION)
     weights, spec, width = with_faint_values(), QuantSpec(8, 32), CONFIG.hidden_size
-    producer = _folded(fold, weights, torch.full((width,), 300.0), spec, torch.float32)
+    producer = folded(fold, weights, torch.full((width,), 300.0), spec, torch.float32)
     assert producer is not None
     rows, divided = (t[f"{VISION}.blocks.0.attn.qkv.weight"][-width:] for t in (weights, producer.tensors))
     before, after = qparams(rows, spec), qparams(divided, spec)
@@ -327,20 +329,20 @@ def test_faint_value_rows_do_not_make_qkv_worse() -> None:
 
 
 def test_scales_of_value_rows_are_powers_of_two() -> None:
-    fold = Fold("blocks.0.attn.qkv", "blocks.0.attn.proj", "value_rows")
+    fold = Fold("blocks.0.attn.qkv", ("blocks.0.attn.proj",), "rows").under(VISION)
     scale = torch.exp(torch.randn(CONFIG.hidden_size, generator=torch.Generator().manual_seed(2)))
-    producer = _folded(fold, tower_weights(), scale, QuantSpec(4, 32), torch.bfloat16)
+    producer = folded(fold, tower_weights(), scale, QuantSpec(4, 32), torch.bfloat16)
     assert producer is not None
     assert torch.equal(producer.scale, torch.exp2(scale.log2().round()))
     assert bool((producer.row_scale[: 2 * CONFIG.hidden_size] == 1).all())
 
 
 def test_a_value_bias_that_would_lose_bits_in_float16_keeps_its_channel_as_it_is() -> None:
-    fold = Fold("blocks.0.attn.qkv", "blocks.0.attn.proj", "value_rows")
+    fold = Fold("blocks.0.attn.qkv", ("blocks.0.attn.proj",), "rows").under(VISION)
     weights = {name: tensor.clone() for name, tensor in tower_weights().items()}
     bias = weights[f"{VISION}.blocks.0.attn.qkv.bias"]
     bias[-CONFIG.hidden_size :] = torch.tensor([1.7e-4, 0.25]).repeat(CONFIG.hidden_size // 2).half().float()
-    producer = _folded(fold, weights, torch.full((CONFIG.hidden_size,), 64.0), QuantSpec(4, 32), torch.float16)
+    producer = folded(fold, weights, torch.full((CONFIG.hidden_size,), 64.0), QuantSpec(4, 32), torch.float16)
     assert producer is not None
     assert set(producer.scale[::2].tolist()) == {1.0}
     assert set(producer.scale[1::2].tolist()) == {64.0}
@@ -350,12 +352,12 @@ def test_a_value_bias_that_would_lose_bits_in_float16_keeps_its_channel_as_it_is
 
 @pytest.mark.parametrize(("part", "value"), [("weight", 60000.0), ("weight", 1e-7), ("bias", -60000.0)])
 def test_a_norm_that_its_dtype_cannot_hold_once_folded_is_left_alone(part: str, value: float) -> None:
-    fold = STAGES["blocks.0"].folds[1]
+    fold = STAGES["blocks.0"].folds[1].under(VISION)
     weights = {name: tensor.clone() for name, tensor in tower_weights().items()}
     weights[f"{VISION}.blocks.0.norm1.{part}"][0] = value
     scale = torch.full((CONFIG.hidden_size,), 100.0 if value == 1e-7 else 0.01)
-    assert _folded(fold, weights, scale, QuantSpec(4, 32), torch.float16) is None
-    assert _folded(fold, weights, scale, QuantSpec(4, 32), torch.float32) is not None
+    assert folded(fold, weights, scale, QuantSpec(4, 32), torch.float16) is None
+    assert folded(fold, weights, scale, QuantSpec(4, 32), torch.float32) is not None
 
 
 def test_engines_see_the_float32_product_rounded_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from qvlopt.errors import RunError
 from qvlopt.model import quantize_tower as module
 from qvlopt.model.awq_choice import choose
 from qvlopt.model.capture import capture_vision
-from qvlopt.model.load import load_vision
 from qvlopt.model.names import vision_linears
 from qvlopt.model.quantize import QuantizedStage, quantize_stage
 from qvlopt.model.quantize_tower import QuantizedTower, quantize_tower
@@ -39,7 +39,8 @@ def opened(folder: Path) -> Source:
 
 def statistics(source: Source) -> dict[str, Gram]:
     pixels = torch.randn(2, 16, source.settings.vision.patch_dim, generator=torch.Generator().manual_seed(0))
-    return capture_vision(source.settings.vision, load_vision(source, dtype=torch.float32, device="cpu").weights, [(pixels, (4, 4))])
+    with tempfile.TemporaryDirectory() as folder:
+        return capture_vision(source, [(pixels, (4, 4))], Path(folder) / "hidden")
 
 
 def quantised(source: Source, *, read: Callable[[str], Gram] | None = None, seen: Any = lambda _n, _t: None, **section: Any) -> QuantizedTower:

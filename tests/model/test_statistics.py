@@ -10,6 +10,7 @@ from safetensors import safe_open
 
 from qvlopt.errors import RunError
 from qvlopt.model.statistics import FILE, StatisticsFiles, save_statistics
+from qvlopt.model.token_draw import HELD_OUT
 from qvlopt.quant.objective import Gram
 
 GRAMS = {
@@ -45,6 +46,20 @@ def test_the_same_statistics_are_the_same_bytes(tmp_path: Path) -> None:
         folder.mkdir()
         save_statistics(folder, GRAMS)
     assert (folders[0] / FILE).read_bytes() == (folders[1] / FILE).read_bytes()
+
+
+def test_statistics_of_held_out_pictures_stay_apart_and_count_where_all_are_asked_for(tmp_path: Path) -> None:
+    name = "model.visual.blocks.0.attn.qkv"
+    held_out = Gram.of(torch.randn(20, 24, generator=torch.Generator().manual_seed(2)))
+    save_statistics(tmp_path, GRAMS | {name + HELD_OUT: held_out})
+    files = StatisticsFiles(tmp_path)
+    apart = files.read_held_out(name)
+    assert apart is not None
+    assert torch.equal(apart.centred, held_out.centred)
+    assert torch.equal(files.read_fitted(name).centred, GRAMS[name].centred)
+    assert files.read(name).count == 70
+    assert torch.equal(files.read(name).centred, GRAMS[name].merge(held_out).centred)
+    assert files.read_held_out("model.visual.blocks.10.attn.qkv") is None
 
 
 def test_a_layer_that_was_not_calibrated_is_named(tmp_path: Path) -> None:

@@ -166,17 +166,27 @@ def test_activations_of_any_size_give_finite_moderate_scales(factor: float) -> N
 def test_a_tied_scale_repeats_over_the_merged_blocks() -> None:
     x, w = inputs(6), weight(6)
     gram = Gram.of(x)
-    found = search_scale([w], gram.gram, gram.mean_abs, QuantSpec(4, 8), tie=4)
+    found = search_scale([w], gram.gram, gram.mean_abs, QuantSpec(4, 8), channels=torch.arange(8).repeat(4))
     blocks = found.scale.view(4, 8)
     assert not torch.equal(blocks[0], torch.ones(8))
     assert all(torch.equal(blocks[0], block) for block in blocks)
     assert found.loss < found.rounding_loss
 
 
-def test_a_tie_that_does_not_divide_the_width_is_refused() -> None:
+def test_inputs_of_one_channel_share_a_scale_wherever_they_stand() -> None:
+    gram = Gram.of(inputs(6))
+    channels = torch.arange(16).view(2, 8).repeat_interleave(2, 0).flatten()  # heads of 8, two of which share their values
+    found = search_scale([weight(6)], gram.gram, gram.mean_abs, QuantSpec(4, 8), channels=channels)
+    heads = found.scale.view(2, 2, 8)
+    assert torch.equal(heads[:, 0], heads[:, 1])
+    assert not torch.equal(heads[0], heads[1])
+    assert found.loss < found.rounding_loss
+
+
+def test_channels_that_do_not_fit_the_width_are_refused() -> None:
     gram = Gram.of(inputs(7))
-    with pytest.raises(ValueError, match=r"3 blocks.*32"):
-        search_scale([weight(7)], gram.gram, gram.mean_abs, QuantSpec(4, 8), tie=3)
+    with pytest.raises(ValueError, match=r"\(8,\).*32"):
+        search_scale([weight(7)], gram.gram, gram.mean_abs, QuantSpec(4, 8), channels=torch.arange(8))
 
 
 @EXAMPLES
@@ -258,3 +268,17 @@ def test_broken_weights_or_statistics_are_refused() -> None:
 def test_impossible_clip_searches_are_refused(steps: int, sweeps: int, max_shrink: float) -> None:
     with pytest.raises(ValueError, match="clip search"):
         search_clip(weight(12), Gram.of(inputs(12)).gram, QuantSpec(4, 8), steps=steps, sweeps=sweeps, max_shrink=max_shrink)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_later_sweeps_over_large_weights_find_about_as_much_nearby(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    spec, w, h = QuantSpec(4, 8), weight(seed, rows=40), Gram.of(inputs(seed)).gram
+    before = row_error(rounding_error(w, spec), h).sum()
+    everywhere = row_error(rounding_error(w, spec, search_clip(w, h, spec)), h).sum()
+    once = row_error(rounding_error(w, spec, search_clip(w, h, spec, sweeps=1)), h).sum()
+    monkeypatch.setattr("qvlopt.quant.awq._LARGE", 1)
+    clip = search_clip(w, h, spec)
+    nearby = row_error(rounding_error(w, spec, clip), h).sum()
+    assert 0.5 <= float(clip.min()) <= float(clip.max()) <= 1
+    assert float(nearby) < float(once)
+    assert float(before - nearby) > 0.95 * float(before - everywhere)

@@ -304,9 +304,9 @@ def test_every_value_has_an_origin(layered: LoadedRecipe, key: str, origin: str)
 
 def test_a_setting_reaches_into_a_list() -> None:
     loaded = load_recipe("demo", overrides=["evaluate.data.1.limit=7"])
-    assert [entry.limit for entry in loaded.recipe.evaluate.data] == [300, 7, 300]
+    assert [entry.limit for entry in loaded.recipe.evaluate.data] == [None, 7, None]
     assert loaded.origins["evaluate.data.1.limit"] == "--set"
-    assert loaded.origins["evaluate.data.0.limit"].startswith("demo.yaml:")
+    assert loaded.origins["evaluate.data.0.name"].startswith("demo.yaml:")
 
 
 @pytest.mark.parametrize(

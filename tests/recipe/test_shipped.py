@@ -44,8 +44,8 @@ def test_demo_needs_nothing_but_what_ships() -> None:
     recipe = load_recipe("demo").recipe
     paths = [recipe.model.path, recipe.calibrate.data, *(entry.path for entry in recipe.evaluate.data)]
     assert all(path.startswith("builtin:") for path in paths)
-    assert [entry.limit for entry in recipe.evaluate.data] == [300, 300, 300]
-    assert recipe.evaluate.gate.margin == 0.05
+    assert [entry.limit for entry in recipe.evaluate.data] == [None, None, None]
+    assert recipe.evaluate.gate.margin == 0.02
 
 
 def test_the_4090d_recipe_keeps_lm_head_in_float16() -> None:

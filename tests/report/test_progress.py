@@ -24,6 +24,17 @@ def test_off_a_terminal_each_piece_of_work_is_one_plain_line() -> None:
     assert stream.getvalue() == "reading [three] things\nwriting\n"
 
 
+def test_off_a_terminal_long_work_says_now_and_then_how_far_it_is() -> None:
+    stream, now = io.StringIO(), [0.0]
+    progress = RichProgress(Console(file=stream), clock=lambda: now[0])
+    progress.start(100, "evaluate x")
+    for _ in range(7):
+        now[0] += 10
+        progress.advance(10, f"evaluate x, {1:.1f} items/s")
+    progress.finish()
+    assert stream.getvalue() == "evaluate x\n30 of 100: evaluate x, 1.0 items/s\n60 of 100: evaluate x, 1.0 items/s\n"
+
+
 def test_on_a_terminal_there_is_a_bar_that_goes_away() -> None:
     stream = io.StringIO()
     work_on(RichProgress(Console(file=stream, force_terminal=True, width=100)))

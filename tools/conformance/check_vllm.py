@@ -35,6 +35,8 @@ REORDERED = 2**-8
 UNQUANTISED = "UnquantizedLinearMethod"
 RUNTIME_NAMES = (("language_model.model.", "model.language_model."), ("language_model.lm_head", "lm_head"), ("visual.", "model.visual."))
 """Beginnings of vLLM's module names and of the stored ones."""
+FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+"""Linears of a decoder layer that vLLM joins into one."""
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         seen, towers = run(asked.artifact, Path(scratch, "artifact.pt"))
         expected, twin_towers = run(asked.twin, Path(scratch, "twin.pt"))
-    packed = packed_linears(asked.artifact)
+    packed = {fused_name(name) for name in packed_linears(asked.artifact)}
     treated = {name for name, method in seen["methods"].items() if method != UNQUANTISED}
     result = {
         "artifact": asked.artifact,
@@ -91,7 +93,7 @@ def look(folder: str, towers: str) -> None:
 
 
 def inspect(model: Any, towers: str) -> tuple[dict[str, str], dict[str, str]]:
-    """By stored name the quantisation method of every linear and, in the tower, the digest of the weights that it applies.
+    """By stored name the quantisation method of every linear and the digest of the weights that it applies, the head's apart.
 
     The tower's outputs on seeded noise go to a file.
     """
@@ -106,7 +108,9 @@ def inspect(model: Any, towers: str) -> tuple[dict[str, str], dict[str, str]]:
     torch.save(outputs, towers)
     linears = {stored_name(name): module for name, module in model.named_modules() if is_linear(module)}
     methods = {name: type(module.quant_method).__name__ for name, module in linears.items()}
-    return methods, {name: applied(module, weight.dtype) for name, module in linears.items() if name.startswith("model.visual.")}
+    return methods, {
+        name: applied(module, weight.dtype) for name, module in linears.items() if name.startswith(("model.visual.", "model.language_model."))
+    }
 
 
 def is_linear(module: Any) -> bool:
@@ -123,6 +127,12 @@ def applied(linear: Any, dtype: Any) -> str:
         weights = linear.quant_method.apply(linear, torch.eye(linear.input_size, dtype=dtype), None)
     # -0.0 becomes 0.0
     return hashlib.sha256((weights.float() + 0.0).contiguous().numpy().tobytes()).hexdigest()
+
+
+def fused_name(name: str) -> str:
+    """The linear that vLLM joins a decoder layer's stored one with others into; its own name where it does not."""
+    module, _, leaf = name.rpartition(".")
+    return f"{module}.{FUSED[leaf]}" if leaf in FUSED else name
 
 
 def stored_name(name: str) -> str:

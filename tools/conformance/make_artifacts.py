@@ -32,9 +32,12 @@ CASES = {
     "groups": Case({"group_size": 64}),
     "symmetric": Case({"zero_point": False}, ("compressed-tensors",)),
     "eight": Case({"bits": 8}, ("compressed-tensors",)),
+    "language": Case({"scope": "vision+language"}),
+    "language-kept": Case({"scope": "vision+language", "keep": ["lm_head", "layers.0.self_attn.*", "layers.1.mlp.down_proj"]}),
+    "compensated": Case({"search": {"compensate": True}}),
 }
 """Every linear of the tower; not the mergers; single linears kept, of one merger both and of another one; other floats, groups,
-zero points and bits."""
+zero points and bits; the decoder layers as well, some of their linears kept; error-compensated rounding."""
 TWIN = "bf16"
 
 

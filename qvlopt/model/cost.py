@@ -1,0 +1,176 @@
+"""What calibrating and quantising the tower takes, from config, headers and the pictures' sizes alone: operations, bytes, memory.
+
+Operations are counted as the code does them, term by term; how fast they go is measured where it matters (`Rates`). Letters:
+T tokens, N outputs, K inputs, g weights a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from qvlopt.model.names import Stage, vision_stages
+from qvlopt.model.shapes import vision_shapes
+from qvlopt.model.token_draw import MOST_TOKENS
+from qvlopt.model.vision import VisionConfig
+from qvlopt.recipe.schema import QuantizeAwqSection
+
+FLOAT32 = 4
+EVERYWHERE, NEARBY = 12, 5
+"""Shrinks that the clip search tries for each of its moves: eleven steps and what is there, or two to either side."""
+MOVES, SWEEPS, FINALISTS = 3, 2, 4
+RANKED, LARGE = 2**19, 2**20
+"""Weights that rank the candidate scales, and from which on shortcuts are taken (quant/awq.py, model/quantize.py)."""
+SAMPLED = 1 / 8
+"""Rows of a large layer that decide whether a scale is worth it: of both variants, before one is searched in full."""
+CANDIDATE_PASSES = 11
+"""Reads and writes of an element while one candidate is judged."""
+IMPORTED_BYTES = 520_000_000
+"""Resident memory of the process before any weight: Python, torch, transformers. Measured with torch 2.13 for CPUs."""
+CHUNK_BYTES = 150_000_000
+"""Temporaries of a step of the searches, and what the allocator keeps."""
+SEARCHED_WEIGHTS, SEARCHED_STATISTICS = 16, 9
+"""Float32 copies of a layer's weight and of its [K, K] statistics that a search holds at its peak. Measured on the 2B tower."""
+GATHERED_BYTES = 200_000_000
+"""Inputs that wait for a product X^T X (capture.py: 32 MiB a linear), and their copies while it is made."""
+OVERHEAD = 1.1
+"""Processor time of a run over that of the operations which are counted. Measured on the 2B tower and on nano."""
+START_SECONDS = 5.0
+"""Imports and reading headers."""
+
+
+class Rates(NamedTuple):
+    """How fast this machine is with the threads that will be used; products in 1e9 operations a second.
+
+    linear: the tower's linears in the dtype that calibration multiplies in. float32: other products. passes: 1e9 float32
+    elements a second that an elementwise step handles. bytes: 1e9 bytes a second that are read and hashed.
+    """
+
+    linear: float
+    float32: float
+    passes: float
+    bytes: float
+
+
+class Cost(NamedTuple):
+    """`rss_bytes` at the peak, `disk_bytes` at the most, `seconds` of wall time with the threads of the rates."""
+
+    rss_bytes: int
+    disk_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TowerCost:
+    """`tokens` are patches of every picture that will be used; `checkpoint_bytes` those of all stored tensors."""
+
+    config: VisionConfig
+    tokens: Sequence[int]
+    checkpoint_bytes: int
+    rates: Rates
+
+    def calibrate(self) -> Cost:
+        """Of `calibrate` with statistics in a folder."""
+        widths = [k for stage in self._stages for _, k in self._linears(stage)]
+        statistics = sum(FLOAT32 * k * k + 20 * k for k in widths)
+        seconds = self._forward(self.tokens) + self._statistics() + self._reading(self.checkpoint_bytes + statistics)
+        return Cost(self._rss(searched=False), statistics + self._hidden_bytes, START_SECONDS + OVERHEAD * seconds)
+
+    def quantize(self, section: QuantizeAwqSection, *, packed_bytes: int, written_bytes: int, has_statistics: bool = False) -> Cost:
+        """Of `quantize-awq`. packed_bytes: what the quantised stages take; written_bytes: the artifact's."""
+        seconds = self._search(section) + self._check()
+        seconds += self._reading(5 * self.checkpoint_bytes + 4 * written_bytes)
+        if not has_statistics:
+            seconds += self._forward(self.tokens) + self._statistics()
+        disk = written_bytes + packed_bytes + (0 if has_statistics else self._hidden_bytes)
+        return Cost(self._rss(searched=True), disk, START_SECONDS + OVERHEAD * seconds)
+
+    @property
+    def _stages(self) -> tuple[Stage, ...]:
+        return vision_stages(self.config)
+
+    @property
+    def _hidden_bytes(self) -> int:
+        """Hidden states before and after a block, on disk."""
+        return 2 * FLOAT32 * self.config.hidden_size * sum(self.tokens)
+
+    def _linears(self, stage: Stage) -> list[tuple[int, int]]:
+        """(N, K) of a stage's linears."""
+        shapes = vision_shapes(self.config)
+        return [(shapes[f"{name}.weight"][0], shapes[f"{name}.weight"][1]) for name in stage.linears]
+
+    def _merged(self, stage: Stage) -> int:
+        return 1 if stage.name.startswith("blocks.") else self.config.spatial_merge_size**2
+
+    def _forward(self, tokens: Sequence[int]) -> float:
+        """Seconds of the tower's forward."""
+        linear = sum(2 * n * k * sum(tokens) / self._merged(stage) for stage in self._stages for n, k in self._linears(stage))
+        attention = sum(4 * count * count * self.config.hidden_size for count in tokens) * self.config.depth
+        elements = sum(tokens) * self.config.depth * (20 * self.config.hidden_size + 14 * self.config.intermediate_size)
+        return linear / (1e9 * self.rates.linear) + attention / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
+
+    def _statistics(self) -> float:
+        """Seconds of the products X^T X, of which half is computed."""
+        flop, elements = 0.0, 0.0
+        for stage in self._stages:
+            used = min(MOST_TOKENS, sum(self.tokens) // self._merged(stage))
+            for _, k in self._linears(stage):
+                flop += used * k * k
+                elements += 12 * used * k + 10 * k * k
+        return flop / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
+
+    def _search(self, section: QuantizeAwqSection) -> float:
+        """Seconds of all layers' searches: what one layer costs is `_layer`."""
+        work = [self._layer(stage, index, section) for stage in self._stages for index in range(len(stage.linears))]
+        flop, elements = sum(each[0] for each in work), sum(each[1] for each in work)
+        return flop / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
+
+    def _layer(self, stage: Stage, index: int, section: QuantizeAwqSection) -> tuple[float, float]:
+        """Operations in products, and element passes, of one layer."""
+        name, (n, k) = stage.linears[index], self._linears(stage)[index]
+        weights, clipped = n * k, (n // 3 if name.endswith("attn.qkv") else n) * k
+        folds = section.search.scale and any(name in fold.consumers for fold in stage.folds)
+        is_large = weights >= LARGE
+        rounds = 1 + folds * (2 * SAMPLED if is_large else 1)
+        judged = 2.0 * weights * k
+        flop, elements = judged * (1 + 2 * rounds), 30.0 * weights * rounds
+        if section.search.clip:
+            moves = MOVES if section.zero_point else 1
+            tried = moves * (EVERYWHERE + (SWEEPS - 1) * (NEARBY if is_large else EVERYWHERE)) * rounds
+            flop += clipped * (tried * 2 * section.group_size + 2 * (1 + SWEEPS) * k * rounds)
+            elements += clipped * tried * CANDIDATE_PASSES
+        if folds:
+            ranked = min(weights, RANKED) * (2 * section.search.grid + 1) + weights * (FINALISTS + 1)
+            flop, elements = flop + 2.0 * k * ranked, elements + 12 * ranked
+        return flop, elements
+
+    def _check(self) -> float:
+        """Seconds of two towers over four pictures in float32."""
+        tokens = list(self.tokens[:4])
+        slow = self._replaced(linear=self.rates.float32)
+        return 2 * slow._forward(tokens) + 4 * self._parameters / (1e9 * self.rates.passes)
+
+    def _replaced(self, *, linear: float) -> TowerCost:
+        return TowerCost(self.config, self.tokens, self.checkpoint_bytes, self.rates._replace(linear=linear))
+
+    @property
+    def _parameters(self) -> int:
+        return sum(n * k for stage in self._stages for n, k in self._linears(stage))
+
+    def _reading(self, count: float) -> float:
+        return count / (1e9 * self.rates.bytes)
+
+    def _rss(self, *, searched: bool) -> int:
+        """Bytes at the peak: the costliest stage, or the largest picture's activations."""
+        most = max(self.tokens, default=0)
+        running = FLOAT32 * most * (8 * self.config.hidden_size + 3 * self.config.intermediate_size)
+        stage = 0
+        for each in self._stages:
+            linears = self._linears(each)
+            held = FLOAT32 * (sum(n * k for n, k in linears) + sum(k * k for _, k in linears))
+            weight, square = (SEARCHED_WEIGHTS, SEARCHED_STATISTICS) if searched else (0, 2)
+            widest = max(FLOAT32 * (weight * n * k + square * k * k) for n, k in linears)
+            stage = max(stage, held + widest)
+        gathered = min(GATHERED_BYTES, 8 * FLOAT32 * sum(self.tokens) * self.config.hidden_size)
+        return IMPORTED_BYTES + stage + running + (CHUNK_BYTES if searched else gathered)
