@@ -47,22 +47,22 @@ class StageForward:
     """One block or merger with its weights in memory: float32, and its linears' in `dtype`. Sums are float32 in any case."""
 
     def __init__(self, source: Source, stage: Stage, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        config = source.settings.vision
+        self._config = source.settings.vision
         self.device = device
         self.is_block = stage.name.startswith("blocks.")
         self._name = stage.name
         self._weights = load_vision_part(source, (f"{stage.name}.",), dtype=torch.float32, device=device)
         self._weights.update({f"{name}.weight": self._weights[f"{name}.weight"].to(dtype) for name in stage.linears})
-        self._tower = VisionTower(config, self._weights, self.apply)
         self._angles: dict[Grid, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, hidden: torch.Tensor, grid: Grid, linear: Linear | None = None) -> torch.Tensor:
         """A block's output [B, N, D] or a merger's [B, M, out] for its input [B, N, D]; `linear` as in VisionTower."""
-        self._tower.linear = linear or self.apply
+        # Made for each call: one that is kept would refer back to this object, and the weights outlive their stage.
+        tower = VisionTower(self._config, self._weights, linear or self.apply)
         hidden = hidden.to(self.device)
         if not self.is_block:
-            return self._tower.merge(self._name, hidden)
-        return self._tower.block(int(self._name.removeprefix("blocks.")), hidden, self._cos_sin(grid))
+            return tower.merge(self._name, hidden)
+        return tower.block(int(self._name.removeprefix("blocks.")), hidden, self._cos_sin(grid))
 
     def apply(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The stage's linear of that name, relative to the tower, on float32 [..., K]."""
@@ -74,7 +74,7 @@ class StageForward:
     def _cos_sin(self, grid: Grid) -> tuple[torch.Tensor, torch.Tensor]:
         """Of the last grid only: a table is as large as a head's share of the activations."""
         if grid not in self._angles:
-            cos, sin = rotary(self._tower.config, grid)
+            cos, sin = rotary(self._config, grid)
             self._angles = {grid: (cos.to(self.device), sin.to(self.device))}
         return self._angles[grid]
 
