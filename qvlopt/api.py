@@ -92,7 +92,7 @@ def quantize_awq(recipe: RecipeSource = "demo", **overrides: Unpack[Overrides]) 
 
 
 def evaluate(recipe: RecipeSource = "demo", candidates: Sequence[str] = (), **overrides: Unpack[Overrides]) -> Result:
-    """Scores candidates (artifact folders, or `model` for the source) against the baseline and judges the difference."""
+    """Scores candidates (artifact folders, `model`, or `URL#model` for a server) against the baseline and judges the difference."""
     loaded = _load(recipe, overrides)
     from qvlopt.commands.evaluate import evaluate as command
 

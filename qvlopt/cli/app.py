@@ -27,7 +27,7 @@ ENVIRONMENT = {
 }
 """For the libraries below: no telemetry, no bars of their own, no chatter. Set before any of them is imported."""
 
-CANDIDATES_HELP = "Artifact folders, or `model` for the source. None: every finished artifact of the recipe."
+CANDIDATES_HELP = "Artifact folders, `model` for the source, or `URL#model` for a server. None: every finished artifact of the recipe."
 CANDIDATES = Parameter(
     "candidates",
     Parameter.KEYWORD_ONLY,

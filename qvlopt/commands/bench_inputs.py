@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, WEIGHT_SUFFIXES, read_manifest
+from qvlopt.commands.answering import answers
 from qvlopt.commands.bench_worker import EngineSpec
 from qvlopt.commands.output import is_very_folder, output_root
 from qvlopt.errors import NotComparableError, RunError, UsageError
@@ -73,7 +74,8 @@ def find_bench_targets(loaded: LoadedRecipe, candidates: Sequence[str], *, fetch
         found = [_target(loaded, MODEL, each, fetch) for each in dtypes]
         found += [_target(loaded, name, dtype, fetch) for name in _finished(loaded)]
         server = loaded.recipe.evaluate.server
-        found += [_server(loaded, f"{server.url}#{server.model or ''}")] if server.url else []
+        named = server.url and (server.url if "#" in server.url else f"{server.url}#{server.model or ''}")
+        found += [_server(loaded, named)] if named else []
     names = [target.name for target in found]
     return tuple(target if names.count(target.name) == 1 else target._replace(name=f"{target.candidate}: {target.name}") for target in found)
 
@@ -164,5 +166,5 @@ def _finished(loaded: LoadedRecipe) -> Iterable[str]:
         log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
         return
     for path in sorted(output_root(loaded).glob(f"*/{MANIFEST}")):
-        if not path.parent.name.startswith(".") and read_manifest(path.parent).kind in ENGINES:
+        if not path.parent.name.startswith(".") and answers(read_manifest(path.parent)):
             yield str(path.parent)

@@ -97,7 +97,7 @@ def coverage_of(parts: Parts) -> Coverage:
 
 
 def _checked_batches(asked: Asked, parts: Parts) -> Iterator[Batch]:
-    _check_flight(asked)
+    check_flight(asked)
     coverage = Coverage()
     yield from _batches(pictures(asked, coverage), asked.loaded.recipe.calibrate.batch)
     for item in coverage.skipped[len(asked.flight.skipped) :]:
@@ -140,7 +140,7 @@ def in_seeded_order(samples: Iterable[Sample], seed: int) -> list[Sample]:
     return sorted(samples, key=lambda sample: hashlib.sha256(f"{seed}\0{sample.id}".encode()).digest())
 
 
-def _check_flight(asked: Asked) -> None:
+def check_flight(asked: Asked) -> None:
     """Says before the heavy part what cannot be used, and raises RunError when too little is left."""
     for remark in asked.flight.remarks:
         log.warning("%s: %s", asked.data.name, remark)
@@ -178,7 +178,7 @@ def opened_inputs(loaded: LoadedRecipe, *, cached: bool = False) -> tuple[Source
     """
     recipe = loaded.recipe
     source = open_source(recipe.model.path, revision=recipe.model.revision, folder=loaded.folder, cached=cached)
-    place = find_set(recipe.calibrate.data, loaded.folder)
+    place = find_set(recipe.calibrate.data, loaded.folder, download=not cached)
     if place is None:
         raise RunError(f"calibrate.data: there is no set {recipe.calibrate.data}", "give a folder with manifest.jsonl, or builtin:nano")
     data = read_samples(place, split=recipe.calibrate.split, seed=recipe.seed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from qvlopt.artifact.process import available_memory_bytes, memory_limit_bytes, processor_quota, thread_count
+from qvlopt.commands.evaluate_inputs import read_sets
 from qvlopt.commands.forecast import Forecast, forecasts, lasting, sized
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_root
@@ -79,9 +80,11 @@ def doctor(
     checks = [*_package_checks(loaded), *_hardware_checks(loaded, device)]
     try:
         stages = forecasts(loaded, device)
+        sets = read_sets(loaded, download=False).sets if "evaluate" in loaded.sections else ()
     except QvloptError as error:
         return DoctorResult((*checks, Check("inputs", "fail", str(error))), ())
-    checks += [Check("inputs", "ok", f"{loaded.recipe.model.path} and {loaded.recipe.calibrate.data} can be read"), *_fit_checks(loaded, stages)]
+    read = [loaded.recipe.model.path, loaded.recipe.calibrate.data, *(each.name for each in sets)]
+    checks += [Check("inputs", "ok", f"can be read: {', '.join(read)}"), *_fit_checks(loaded, stages)]
     return DoctorResult(tuple(checks), stages)
 
 

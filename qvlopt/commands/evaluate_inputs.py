@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_intact, read_manifest
+from qvlopt.commands.answering import ANSWERING, answers
 from qvlopt.commands.output import is_very_folder, output_root
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
@@ -30,10 +31,6 @@ MODEL = "model"
 
 SOURCE = "source"
 """The baseline that stands for what a candidate was made from."""
-
-ANSWERING = ("awq", "export", "int8")
-"""Kinds of artifact that can be asked questions."""
-
 
 NO_BASELINE = "give source, a checkpoint or artifact folder, or a file that evaluate.save_baseline wrote"
 
@@ -58,7 +55,7 @@ def find_exports(loaded: LoadedRecipe, targets: Sequence[Target]) -> dict[str, s
     """The finished export of the same source under the recipe's output, by the path of each candidate that is an INT8 artifact."""
     folders = [] if is_very_folder(loaded) else sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
     manifests = {folder: read_manifest(folder) for folder in folders if not folder.name.startswith(".")}
-    exports = {found.source.digest: str(folder) for folder, found in manifests.items() if found.kind == "export" and found.source}
+    exports = {found.source.digest: str(folder) for folder, found in manifests.items() if found.kind == "export" and answers(found) and found.source}
     by_path = {}
     for target in targets:
         manifest = read_manifest(Path(target.path)) if "://" not in target.path and (Path(target.path) / MANIFEST).is_file() else None
@@ -93,7 +90,7 @@ def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
         log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
         return ()
     folders = sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
-    return tuple(str(folder) for folder in folders if not folder.name.startswith(".") and read_manifest(folder).kind in ANSWERING)
+    return tuple(str(folder) for folder in folders if not folder.name.startswith(".") and answers(read_manifest(folder)))
 
 
 def _target(loaded: LoadedRecipe, name: str) -> Target:
@@ -127,8 +124,9 @@ def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
     if not (folder / MANIFEST).exists():
         return (name if name.startswith("builtin:") else str(folder)), None
     manifest = read_intact(folder)
-    if manifest.kind not in ANSWERING:
-        raise UsageError(f"candidate {name}: is an artifact of kind {manifest.kind}, which answers nothing", f"kinds that do: {', '.join(ANSWERING)}")
+    if not answers(manifest):
+        kind = f"{manifest.kind} of one part" if manifest.kind in ANSWERING else manifest.kind
+        raise UsageError(f"candidate {name}: is an artifact of kind {kind}, which answers nothing", f"kinds that do: {', '.join(ANSWERING)}")
     return str(folder), manifest
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from qvlopt.artifact.tensors import TensorEntry
-from qvlopt.commands.calibration_data import Asked, in_seeded_order, opened_inputs
+from qvlopt.commands.calibration_data import Asked, check_flight, in_seeded_order, opened_inputs
 from qvlopt.commands.speed_probe import measured_rates
 from qvlopt.data.preflight import Preflight, check_pictures
 from qvlopt.errors import ItemError
@@ -122,7 +122,10 @@ class _View(NamedTuple):
     @classmethod
     def of(cls, loaded: LoadedRecipe, device: torch.device) -> _View:
         source, data, processor = opened_inputs(loaded, cached=True)
-        tower = _tower_cost(loaded, source, check_pictures(data.samples), processor, device)
+        flight = check_pictures(data.samples)
+        if not {"calibrate", "quantize_awq"}.isdisjoint(loaded.sections):
+            check_flight(Asked(loaded, source, data, flight, processor, digest=""))  # a digest would read all weights
+        tower = _tower_cost(loaded, source, flight, processor, device)
         return cls(loaded, source, tower, tower.rates)
 
     def quantize_awq(self) -> Cost:
@@ -144,7 +147,8 @@ class _View(NamedTuple):
 
     def evaluate(self) -> Cost:
         """The source and one candidate over every set, in float32 on a CPU."""
-        items = sum(min(entry.limit or GIVEN_ITEMS, GIVEN_ITEMS) for entry in self.loaded.recipe.evaluate.data)
+        section = self.loaded.recipe.evaluate
+        items = sum(min(filter(None, (entry.limit, section.limit)), default=GIVEN_ITEMS) for entry in section.data)
         seconds = 2 * (START_SECONDS + self._items(items, answer=ANSWER_TOKENS))
         return Cost(IMPORTED_BYTES + 2 * 4 * self._parameters, 1_000_000 + 2000 * items, seconds)
 

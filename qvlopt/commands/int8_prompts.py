@@ -34,15 +34,15 @@ def measured_prompts(asked: Asked, prompter: Prompter) -> list[Prompt]:
 def held_out_prompts(asked: Asked, prompter: Prompter) -> list[Prompt]:
     """Samples of the calibration set that are not calibrated on: behind the first `calibrate.samples`, or of another split.
 
-    Where the set has no others, those that were not measured; that is said.
+    Where the set has no others with a picture, those that were not measured; that is said.
     """
     taken = asked.loaded.recipe.calibrate.samples
     ordered = in_seeded_order(asked.flight.usable, asked.loaded.recipe.seed)
     used = {sample.id for sample in ordered[:taken]}
     prompts = list(islice(_prompts(asked, prompter, [*ordered[taken:], *_other_splits(asked, used)]), CHECKED))
-    if prompts:
+    if any(prompt.pictures for prompt in prompts):
         return prompts
-    log.warning("%s has no samples besides those calibrated on: the self-check looks at some of these", asked.data.name)
+    log.warning("%s has no pictures besides those calibrated on: the self-check looks at some of these", asked.data.name)
     return list(islice(_prompts(asked, prompter, [*ordered[MEASURED:], *ordered]), CHECKED))
 
 

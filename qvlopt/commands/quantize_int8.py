@@ -241,11 +241,11 @@ def _coverage(prompts: list[Prompt], statistics: _Statistics) -> dict[str, Any]:
 def _plan_rows(asked: Asked, statistics: _Statistics, output: Path) -> tuple[PlanRow, ...]:
     section, source = asked.loaded.recipe.quantize_int8, asked.source
     whole = sum(entry.nbytes for entry in source.tensors.entries.values())
-    seen = f"{len(statistics.files.layers)} calibrated layers and" if statistics.files else "no calibrate output;"
+    seen = f"the calibrate output ({len(statistics.files.layers)} layers) and from these" if statistics.files else "these alone, no calibrate output"
     return (
         PlanRow("source", f"{source.id}: {source.folder}, {whole:,} bytes of tensors"),
         PlanRow("quantises", f"{len(_linears(source))} linears into layout {section.layout}: {', '.join(LAYOUTS[section.layout])}"),
-        PlanRow("measures", f"every layer's error on {MEASURED} samples of {asked.data.name}; magnitudes from {seen} these samples"),
+        PlanRow("measures", f"every layer's error on {MEASURED} samples of {asked.data.name}; magnitudes from {seen}"),
         PlanRow("checks", f"cosines, KL and top-1 agreement against torch float32 on {CHECKED} held-out samples"),
         PlanRow("writes", f"{output}: about {_bytes_written(source, section.layout):,} bytes, if no layer stays float32"),
     )

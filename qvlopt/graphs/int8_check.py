@@ -53,6 +53,7 @@ def measure_damage(folder: Path, settings: ModelConfig, weights: Weights, prompt
         text_inputs(prompt, [got[picture] for picture in prompt.pictures], torch.from_numpy(rows.rows(prompt.ids)), settings.image_token_id)
         for prompt in prompts
     ]
+    inputs = [_with_taps(each, len(settings.vision.deepstack_visual_indexes)) for each in inputs]
     kl, same = {}, {}
     for graph in (names.DECODER_GRAPH, names.DECODE_GRAPH):
         if (folder / graph).exists():
@@ -61,6 +62,11 @@ def measure_damage(folder: Path, settings: ModelConfig, weights: Weights, prompt
             kl[graph] = float(torch.cat([kl_divergence(x, y) for x, y in pairs]).mean())
             same[graph] = float(torch.cat([agreement(x, y) for x, y in pairs]).double().mean())
     return GraphDamage(_cosines(exact, got), kl, same, sum(int(mask.sum()) for mask in text))
+
+
+def _with_taps(prompt: TextInputs, taps: int) -> TextInputs:
+    """A prompt without pictures has no features, and the graph asks for zeros."""
+    return prompt if len(prompt.deepstack) == taps else prompt._replace(deepstack=torch.zeros(taps, *prompt.embeds.shape))
 
 
 def _exact_features(settings: ModelConfig, weights: Weights, pictures: Sequence[Picture]) -> list[VisionOutput]:

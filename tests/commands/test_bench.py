@@ -16,6 +16,7 @@ from rich.console import Console
 from qvlopt.commands import bench as module
 from qvlopt.commands.bench import BenchResult, bench, bench_with
 from qvlopt.commands.bench_process import engine_process
+from qvlopt.commands.export import export
 from qvlopt.commands.plan import Plan
 from qvlopt.errors import NotComparableError, QvloptError, RunError, UsageError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
@@ -89,6 +90,15 @@ def test_finished_artifacts_and_the_recipes_server_are_measured_beside_the_sourc
     loaded = load_recipe({"model": {"path": str(tiny)}, "output": str(tmp_path / "out"), "bench": SMALL, "evaluate": server})
     names = [engine.name for engine in measured(Machine(), loaded).findings.engines]
     assert names == ["model (torch fp32)", "model (torch bf16)", "export (onnx fp32)", "m (server)"]
+
+
+def test_a_server_whose_url_names_its_model_and_an_export_of_one_part_that_cannot_answer(tiny: Path, tmp_path: Path) -> None:
+    section = {"check": False, "parts": ["vision"]}
+    server = {"server": {"url": "http://localhost:9/v1#m"}, "dtype": "float32"}
+    recipe = {"model": {"path": str(tiny)}, "output": str(tmp_path / "out"), "bench": SMALL, "evaluate": server, "export": section}
+    export(load_recipe(recipe))
+    names = [engine.name for engine in measured(Machine(), load_recipe(recipe)).findings.engines]
+    assert names == ["model (torch fp32)", "m (server)"]
 
 
 def test_a_dtype_that_the_recipe_asks_for_is_the_only_one(tiny: Path, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import torch
 from rich.console import Console
 
 from qvlopt.artifact.tensors import TensorFiles
+from qvlopt.commands import calibration_data, forecast
 from qvlopt.commands import doctor as module
-from qvlopt.commands import forecast
 from qvlopt.commands.calibrate import CalibrateResult, calibrate
 from qvlopt.commands.doctor import DoctorResult, doctor
 from qvlopt.commands.plan import Plan
@@ -118,6 +118,8 @@ def test_what_does_not_fit_into_memory_or_on_the_disk_fails(model: Path, data: P
         ({"model": {"path": "nowhere"}}, "no checkpoint at nowhere"),
         ({"model": {"path": "some/model"}}, "is not in the cache"),
         ({"calibrate": {"data": "nowhere"}}, "there is no set nowhere"),
+        ({"calibrate": {"samples": 99}}, "calibrate.samples asks for 99"),
+        ({"evaluate": {"data": [{"name": "x", "path": "nowhere", "task": "ocr"}]}}, "evaluate.data x: there is no set nowhere"),
         ({"quantize_awq": {"group_size": 96}}, "does not fit"),
     ],
     ids=str,
@@ -134,10 +136,31 @@ def test_inputs_that_are_not_there_fail_with_the_reason_and_nothing_is_fetched(
         "quantize_awq": {"group_size": 64},
     }
     for section, values in change.items():
-        fields[section] = {**fields[section], **values}
+        fields[section] = {**fields.get(section, {}), **values}
     result = told(load_recipe(fields))
     assert (status(result, "inputs"), result.exit_code, result.stages) == ("fail", 5, ())
     assert said in detail(result, "inputs")
+
+
+def test_a_set_of_the_hub_is_looked_for_in_the_cache_only(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def find(_value: str, _folder: Path, *, download: bool = True) -> None:
+        asked.append(download)
+
+    monkeypatch.setattr(calibration_data, "find_set", find)
+    assert "there is no set some/set" in detail(told(recipe_of(model, Path("some/set"), tmp_path)), "inputs")
+    assert asked == [False]
+
+
+def test_the_limits_of_the_sets_count(model: Path, data: Path, tmp_path: Path) -> None:
+    entry = {"name": "ocr", "path": str(data), "task": "ocr"}
+    times = []
+    for limits in ({}, {"limit": 10}, {"data": [entry | {"limit": 5000}]}, {"data": [entry | {"limit": 5000}], "limit": 10}):
+        loaded = recipe_of(model, data, tmp_path, "evaluate", evaluate={"data": [entry], **limits})
+        times.append(told(loaded).stages[0].seconds)
+    usual, few, many, capped = times
+    assert few == capped < usual < many
 
 
 def test_a_gpu_that_is_not_there_fails_only_what_needs_it(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

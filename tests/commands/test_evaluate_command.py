@@ -224,6 +224,15 @@ def test_without_candidates_finished_artifacts_under_the_output_are_taken(place:
     assert engines.opened == [str(place / "source"), str(place / "out" / "awq")]
 
 
+def test_an_export_of_one_part_is_not_taken_and_refused_by_name(place: Path) -> None:
+    folder = artifact(place / "out" / "export", kind="export", source=place / "source")
+    write_manifest(folder, read_manifest(folder).model_copy(update={"recipe": {"export": {"parts": ["vision"]}}}))
+    engines = Engines()
+    assert evaluate_with(engines, recipe(place)).comparisons[0].candidate == "model"
+    with pytest.raises(UsageError, match="kind export of one part, which answers nothing"):
+        evaluate_with(engines, recipe(place), [str(folder)])
+
+
 def test_without_artifacts_the_source_is_taken(place: Path) -> None:
     engines = Engines()
     assert evaluate_with(engines, recipe(place)).comparisons[0].candidate == "model"

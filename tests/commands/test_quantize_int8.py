@@ -15,7 +15,9 @@ import torch
 
 from qvlopt.artifact.manifest import Manifest, read_manifest, verify_files
 from qvlopt.artifact.tensors import TensorFiles
+from qvlopt.commands.calibration_data import Asked, in_seeded_order
 from qvlopt.commands.graphs_result import GraphsResult
+from qvlopt.commands.int8_prompts import held_out_prompts
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.errors import RunError, UsageError
@@ -26,11 +28,12 @@ from qvlopt.graphs.tables import EmbeddingRows
 from qvlopt.graphs.weights import weights_of
 from qvlopt.graphs.writer import GraphWriter
 from qvlopt.model.names import vision_linears
+from qvlopt.model.prompt import Prompter
 from qvlopt.model.shapes import EMBEDDING
 from qvlopt.model.source import open_source
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
-from tests.tiny_run import SMALL, build_set, listing, tiny_recipe, with_first_value
+from tests.tiny_run import SMALL, build_set, listing, row, tiny_recipe, with_first_value
 
 LOOSE = {"max_layer_error": 0.2}
 
@@ -81,6 +84,15 @@ def test_every_layout_is_checked_and_says_what_each_layer_costs(model: Path, art
         assert f"layout {layout}" in card
         assert "Error per layer" in card
         check_document(document_of("quantize-int8", result.to_json()))
+
+
+def test_held_out_samples_without_a_picture_alone_are_no_check(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(0), row(1), row(2), row(6, images=[])]
+    asked = Asked.by(tiny_recipe(model, build_set(tmp_path / "set", rows=rows), tmp_path / "out", calibrate={"samples": 3}))
+    assert not in_seeded_order(asked.flight.usable, 0)[-1].images, "the text is what is held out"
+    prompts = held_out_prompts(asked, Prompter.from_folder(model))
+    assert [len(prompt.pictures) for prompt in prompts] == [1, 1, 1, 0]
+    assert "has no pictures besides those calibrated on" in caplog.text
 
 
 def test_the_layouts_are_made_of_the_operators_they_promise(artifacts: dict[str, GraphsResult]) -> None:
