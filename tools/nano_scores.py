@@ -1,6 +1,6 @@
 """Prints the tables of docs/nano.md from a report of `qvlopt run` over all of nano-eval.
 
-    python tools/nano_scores.py out/demo/evaluate/latest/report.json
+python tools/nano_scores.py out/demo/evaluate/latest/report.json
 """
 
 from __future__ import annotations

@@ -54,10 +54,10 @@ class BenchResult:
 
     @property
     def exit_code(self) -> int:
-        """5 when an engine or a call failed; the comparison's own status only where the recipe has a gate."""
+        """5 when an engine or a call failed; the comparison's own status only where the recipe has a gate: 4 with nothing to compare."""
         failed = any(engine.errors for engine in self.findings.engines)
         verdict = self.findings.comparison.verdict
-        return worst_exit_code([RunError.exit_code if failed else 0, STATUS[verdict] if verdict and self.gate is not None else 0])
+        return worst_exit_code([RunError.exit_code if failed else 0, STATUS[verdict or "not_comparable"] if self.gate is not None else 0])
 
     def to_json(self) -> dict[str, Any]:
         return {"output": str(self.report), **self.findings.to_json(), "gate": self.gate, "report": str(self.report / "report.md")}

@@ -19,6 +19,7 @@ from qvlopt.model.hub import is_hub_id
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import is_there, resolve_path, user_path
 from qvlopt.recipe.schema import DataEntry
+from qvlopt.runtime import ONNX_KINDS
 from qvlopt.runtime.openai_address import Address
 from qvlopt.scoring.baseline import read_baseline
 from qvlopt.scoring.evaluate import EvalSet, Target
@@ -89,8 +90,10 @@ def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
     if is_very_folder(loaded):
         log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
         return ()
-    folders = sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
-    return tuple(str(folder) for folder in folders if not folder.name.startswith(".") and answers(read_manifest(folder)))
+    folders = [path.parent for path in sorted(output_root(loaded).glob(f"*/{MANIFEST}")) if not path.parent.name.startswith(".")]
+    manifests = {str(folder): read_manifest(folder) for folder in folders}
+    engine = loaded.recipe.evaluate.engine
+    return tuple(folder for folder, found in manifests.items() if answers(found) and _engine_fits(engine, found.kind))
 
 
 def _target(loaded: LoadedRecipe, name: str) -> Target:
@@ -101,6 +104,7 @@ def _target(loaded: LoadedRecipe, name: str) -> Target:
         Address.parse(name)
         return Target(name, name, loaded.recipe.model.path if baseline == SOURCE else _baseline(loaded, baseline))
     path, manifest = _opened(loaded, name)
+    _check_engine(loaded, name, manifest.kind if manifest else "checkpoint")
     if baseline != SOURCE:
         return Target(name, path, _baseline(loaded, baseline))
     if name == MODEL or path == loaded.recipe.model.path:
@@ -111,6 +115,20 @@ def _target(loaded: LoadedRecipe, name: str) -> Target:
     if resolve_path(source.path, loaded.folder, kind="assets") is None and not is_hub_id(source.path):
         raise NotComparableError(f"{name} was made from {source.path}, which is not there", "name another one with evaluate.baseline")
     return Target(name, path, source.path, source.digest)
+
+
+def _engine_fits(engine: str, kind: str) -> bool:
+    """Whether the recipe's engine answers for candidates of that kind; the base is answered by whatever can."""
+    return engine not in ("torch", "onnx") or (engine == "onnx") == (kind in ONNX_KINDS)
+
+
+def _check_engine(loaded: LoadedRecipe, name: str, kind: str) -> None:
+    engine = loaded.recipe.evaluate.engine
+    if not _engine_fits(engine, kind):
+        raise UsageError(
+            f"evaluate.engine: {engine} does not answer for {name}, which is {'a' if kind == 'checkpoint' else 'an artifact of kind'} {kind}",
+            "use auto: ONNX artifacts are answered by onnxruntime, everything else by torch",
+        )
 
 
 def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from qvlopt.commands.evaluate_damage import measure_damage, measure_steps, name_stages
+from qvlopt.errors import QvloptError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.progress import Progress
 from qvlopt.runtime.engine import Engine, LocalEngine
@@ -15,6 +17,8 @@ from qvlopt.scoring.compare import Comparison, Rule, compare
 from qvlopt.scoring.damage import Damage, Look, choose_items, look
 from qvlopt.scoring.evaluate import EngineRun, EvalSet, OpenEngine, Reuse, Target, ask_engine
 from qvlopt.scoring.noise import Noise, measure_noise
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,11 @@ def _look_at_export(open_engine: OpenEngine, target: Target, asking: Asking, wor
     exported = asking.exports.get(target.path)
     if exported is None or target.base is None or (exported, target.base) in work.looks or (target.base, target.base) not in work.looks:
         return
-    engine = open_engine(exported)
+    try:
+        engine = open_engine(exported)
+    except QvloptError as error:  # it only explains the candidate's damage
+        log.warning("%s is left out of the damage: %s", exported, error)
+        return
     try:
         if isinstance(engine, LocalEngine):
             _look(engine, exported, target.base, asking, work)

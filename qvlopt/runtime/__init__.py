@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qvlopt.artifact.manifest import MANIFEST, read_manifest
 from qvlopt.artifact.process import thread_count
-from qvlopt.errors import RunError, UsageError
+from qvlopt.errors import RunError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
 
@@ -24,22 +24,15 @@ ONNX_KINDS = ("export", "int8")
 def open_engine(path: str, *, loaded: LoadedRecipe) -> Engine:
     """The engine that answers for the checkpoint or artifact at `path`, or at `URL#model`, as the recipe's evaluate section says.
 
-    Engine `openai` says who is asked when no candidate is named; a folder, such as the base, is answered by a local engine.
-    Sets torch's number of threads. Raises UsageError where the recipe's engine is not one for what is at `path`, RunError
-    when it cannot be run or the recipe asks for a GPU and there is none.
+    What is at `path` decides, not `evaluate.engine`, which is about candidates: their base may need another engine.
+    Sets torch's number of threads. Raises RunError when it cannot be run or the recipe asks for a GPU and there is none.
     """
-    section = loaded.recipe.evaluate
     if "://" in path:
         from qvlopt.runtime.openai_engine import OpenAIEngine
 
         return OpenAIEngine.open(path, loaded=loaded)
     folder = resolve_path(path, loaded.folder, kind="assets")
     kind = read_manifest(folder).kind if folder is not None and (folder / MANIFEST).is_file() else "checkpoint"
-    if (section.engine == "onnx") != (kind in ONNX_KINDS) and section.engine not in ("auto", "openai"):
-        raise UsageError(
-            f"evaluate.engine: {section.engine} does not answer for {path}, which is {'a' if kind == 'checkpoint' else 'an artifact of kind'} {kind}",
-            hint="use auto: ONNX artifacts are answered by onnxruntime, everything else by torch",
-        )
     return _onnx(folder, loaded) if folder is not None and kind in ONNX_KINDS else _torch(path, loaded)
 
 

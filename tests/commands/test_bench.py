@@ -171,6 +171,11 @@ def test_without_a_gate_the_verdict_is_shown_and_the_status_is_0(tiny: Path, oth
     assert "only advice" in shown(result)
 
 
+def test_a_gate_with_nothing_to_compare_is_status_4(tiny: Path, tmp_path: Path) -> None:
+    alone = measured(Machine(), recipe(tiny, tmp_path / "out", gate=0.1), "model")
+    assert (alone.findings.comparison.verdict, alone.exit_code) == (None, 4)
+
+
 def test_too_few_repeats_are_inconclusive_with_status_3(tiny: Path, other: Path, tmp_path: Path) -> None:
     machine = Machine(lambda path: 1.05 if path == str(other) else 1.0)
     result = measured(machine, recipe(tiny, tmp_path / "out", repeats=8, gate=0.1), str(tiny), str(other))

@@ -233,6 +233,17 @@ def test_an_export_of_one_part_is_not_taken_and_refused_by_name(place: Path) -> 
         evaluate_with(engines, recipe(place), [str(folder)])
 
 
+@pytest.mark.parametrize(("engine", "taken"), [("torch", "awq"), ("onnx", "export")])
+def test_the_recipes_engine_is_about_candidates_and_not_their_base(place: Path, engine: str, taken: str) -> None:
+    folders = {kind: artifact(place / "out" / kind, kind=kind, source=place / "source") for kind in ("awq", "export")}
+    engines = Engines()
+    evaluate_with(engines, recipe(place, f"evaluate.engine={engine}"))
+    assert engines.opened == [str(place / "source"), str(folders[taken])]
+    other = next(folder for kind, folder in folders.items() if kind != taken)
+    with pytest.raises(UsageError, match=rf"{engine} does not answer for .*{other.name}, which is an artifact of kind {other.name}"):
+        evaluate_with(Engines(), recipe(place, f"evaluate.engine={engine}"), [str(other)])
+
+
 def test_without_artifacts_the_source_is_taken(place: Path) -> None:
     engines = Engines()
     assert evaluate_with(engines, recipe(place)).comparisons[0].candidate == "model"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from qvlopt.errors import RunError, UsageError
+from qvlopt.errors import RunError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 from qvlopt.runtime import open_engine
 from tests.tiny import build_tiny
@@ -61,10 +61,10 @@ def test_an_onnx_artifact_is_answered_by_onnxruntime_and_a_checkpoint_by_torch(t
         assert engine.fingerprint["threads"] == 1
 
 
-@pytest.mark.parametrize(("asked", "is_onnx", "words"), [("torch", True, "an artifact of kind export"), ("onnx", False, "a checkpoint")])
-def test_an_engine_that_cannot_answer_for_it_is_refused(tiny: Path, onnx: Path, asked: str, is_onnx: bool, words: str) -> None:
-    with pytest.raises(UsageError, match=f"{asked} does not answer for .*, which is {words}"):
-        open_engine(str(onnx if is_onnx else tiny), loaded=recipe(tiny, evaluate={"engine": asked}))
+def test_what_is_there_decides_as_a_base_may_need_another_engine(tiny: Path, onnx: Path) -> None:
+    for asked, path, name in (("torch", onnx, "onnx"), ("onnx", tiny, "torch")):
+        engine = open_engine(str(path), loaded=recipe(tiny, evaluate={"engine": asked}, hardware={"threads": 1}))
+        assert engine.fingerprint["engine"] == name
 
 
 def test_an_onnx_artifact_runs_on_no_gpu_and_says_so(tiny: Path, onnx: Path) -> None:
