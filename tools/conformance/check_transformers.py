@@ -87,7 +87,8 @@ def add_biases_as_awq(twin: torch.nn.Module, names: set[str]) -> None:
     """Makes linears hold a bias that fits float16 and add it after x @ W is rounded to their dtype."""
     for name in names:
         linear = twin.get_submodule(name)
-        linear.bias.data = linear.bias.data.to(torch.float16).to(linear.weight.dtype)
+        if linear.bias is not None:
+            linear.bias.data = linear.bias.data.to(torch.float16).to(linear.weight.dtype)
         linear.forward = partial(multiply_then_add, linear)
 
 
