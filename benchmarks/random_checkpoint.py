@@ -83,7 +83,10 @@ def build_pictures(folder: Path, *, count: int = 64, side: int = 448, seed: int 
 
 
 def _values(name: str, shape: tuple[int, ...], seed: int) -> Iterator[memoryview]:
-    """bfloat16 bytes in chunks: norms about 1, weights and embeddings about 1/sqrt(inputs), biases about 0.1; a few input channels of norms are large."""
+    """bfloat16 bytes in chunks: norms about 1, weights and embeddings about 1/sqrt(inputs), biases about 0.1.
+
+    A few input channels of norms are large.
+    """
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(key[:6], "big"))
     for start in range(0, prod(shape), CHUNK):
