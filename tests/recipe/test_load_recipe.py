@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from textwrap import dedent
@@ -399,8 +398,12 @@ def test_the_folder_is_the_recipes_own(tmp_path: Path) -> None:
 
 @given(key=st.text(max_size=20), text=st.text(max_size=60))
 def test_no_text_raises_anything_but_usage_errors(key: str, text: str) -> None:
-    with contextlib.suppress(UsageError):
-        load_recipe("demo", overrides=[f"name={text}", f"{key}=1"])
+    try:
+        recipe = load_recipe("demo", overrides=[f"name={text}", f"{key}=1"]).recipe
+    except UsageError as error:
+        assert str(error)
+    else:
+        assert recipe.model.path == "builtin:nano"
 
 
 @given(key=st.sampled_from(sorted(Recipe.model_fields)), text=st.text(alphabet="abn 01.-[]{}:,'\"&*!|>\n", max_size=30))

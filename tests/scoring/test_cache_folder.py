@@ -45,3 +45,4 @@ def test_links_are_neither_counted_nor_followed(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_empty(tmp_path: Path) -> None:
     keep_within(tmp_path / "gone", 10)
+    assert not (tmp_path / "gone").exists()
