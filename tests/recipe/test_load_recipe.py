@@ -400,10 +400,9 @@ def test_the_folder_is_the_recipes_own(tmp_path: Path) -> None:
 def test_no_text_raises_anything_but_usage_errors(key: str, text: str) -> None:
     try:
         recipe = load_recipe("demo", overrides=[f"name={text}", f"{key}=1"]).recipe
-    except UsageError as error:
-        assert str(error)
-    else:
-        assert recipe.model.path == "builtin:nano"
+    except UsageError:
+        return
+    assert recipe.model.path == "builtin:nano"
 
 
 @given(key=st.sampled_from(sorted(Recipe.model_fields)), text=st.text(alphabet="abn 01.-[]{}:,'\"&*!|>\n", max_size=30))
