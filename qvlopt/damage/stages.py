@@ -18,7 +18,7 @@ from qvlopt.damage.logits import kl_divergence
 from qvlopt.damage.streams import Forced, Streams, in_parts
 from qvlopt.damage.tally import StageDamage, Tally, shares
 from qvlopt.model.language_stages import Angles, LanguageStages, Layer
-from qvlopt.model.load import load_vision_part
+from qvlopt.model.load_tower import load_vision_part
 from qvlopt.model.source import Source
 from qvlopt.model.vision import VisionTower, rotary
 

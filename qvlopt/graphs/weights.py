@@ -10,7 +10,7 @@ import torch
 
 from qvlopt.errors import RunError
 from qvlopt.graphs.writer import GraphWriter
-from qvlopt.model.load import read_parameter
+from qvlopt.model.parameters import read_parameter
 from qvlopt.model.shapes import EMBEDDING, HEAD
 from qvlopt.model.source import Source
 

@@ -53,6 +53,8 @@ def load_onnx_model(folder: Path, *, threads: int) -> OnnxModel:
     for graph in (names.VISION_GRAPH, names.DECODER_GRAPH):
         if not (folder / graph).is_file():
             raise RunError(f"{folder} has no {graph}, so it cannot answer", hint="export it with parts: [vision, decoder]")
+    # The head is what a session reads and copies last, and the largest: its two forms are there at once, so it comes before the tower.
+    language = _language_model(folder, manifest.kind, settings, threads)
     vision = open_session(folder / names.VISION_GRAPH, threads=threads, spins=False, prepack=manifest.kind != FLOAT)
     taps = len(settings.vision.deepstack_visual_indexes)
     inputs, outputs = vision_encoder.interface(taps)
@@ -63,7 +65,7 @@ def load_onnx_model(folder: Path, *, threads: int) -> OnnxModel:
         raise RunError(f"{folder / names.TABLES}: {names.EMBED_TABLE} is {embeddings.shape}, config.json says {expected}", hint=AGAIN)
     return OnnxModel(
         vision=VisionEncoder(vision, settings.vision, position_table(folder)),
-        language=_language_model(folder, manifest.kind, settings, threads),
+        language=language,
         embeddings=embeddings,
         settings=settings,
         kind=manifest.kind,

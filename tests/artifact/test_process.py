@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -136,3 +137,15 @@ def test_this_process_has_its_own_limits_and_a_peak() -> None:
     assert 1 <= thread_count(None) <= (os.cpu_count() or 1)
     assert 0 < available_memory_bytes() <= memory_limit_bytes()
     assert 1 << 20 < peak_rss_bytes() < 1 << 45
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="VmHWM is Linux's")
+def test_the_peak_is_this_programs_and_not_its_parents() -> None:
+    parent = bytearray(b"x" * (400 << 20))
+    code = "from qvlopt.artifact.process import peak_rss_bytes; print(peak_rss_bytes())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < len(parent) // 2
+
+
+def test_a_system_without_proc_has_a_peak_too(tmp_path: Path) -> None:
+    assert 1 << 20 < peak_rss_bytes(proc=tmp_path) < 1 << 45

@@ -10,7 +10,7 @@ from qvlopt.graphs.layer_errors import Wanted
 from qvlopt.graphs.measure import Variant, measure_text, measure_vision
 from qvlopt.graphs.torch_layers import TextInputs
 from qvlopt.graphs.weights import weights_of
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import vision_linears
 from qvlopt.model.preprocess import Picture
 from tests.tiny_graphs import tiny_source

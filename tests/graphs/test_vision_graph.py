@@ -13,7 +13,7 @@ from qvlopt.graphs.check import check_vision, row_errors, vision_inputs
 from qvlopt.graphs.session import open_session
 from qvlopt.graphs.tables import position_table
 from qvlopt.graphs.weights import weights_of
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from tests.tiny_graphs import tiny_source, write_graphs
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -11,14 +11,15 @@ import torch.nn.functional as F
 
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.errors import RunError
-from qvlopt.model.capture import Capture, capture_vision
-from qvlopt.model.load import load_vision
+from qvlopt.model.capture import Capture
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import VISION, vision_linears, vision_stages
 from qvlopt.model.source import Source, open_source
 from qvlopt.model.stage_forward import Batch
 from qvlopt.model.token_draw import HELD_OUT, drawn_tokens, even_shares
 from qvlopt.model.vision import VisionTower
 from qvlopt.quant.objective import Gram
+from tests.captured import capture_vision
 from tests.tiny import build_tiny
 from tests.tiny_run import SMALL, with_first_value
 

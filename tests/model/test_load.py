@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLForConditionalGeneration
 
 from qvlopt.errors import RunError
-from qvlopt.model.load import LoadedModel, checkpoint_dtype, load_model, read_parameter
+from qvlopt.model.load import LoadedModel, load_model
+from qvlopt.model.parameters import checkpoint_dtype, read_parameter
 from qvlopt.model.source import open_source
 from qvlopt.quant import pack_awq, pack_compressed
 from qvlopt.quant.rounding import QuantSpec, dequantize, qparams, quantize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import VISION
 from qvlopt.model.pad_inner import padded, padded_gram, padded_parameters, padded_width
 from qvlopt.model.source import Source, open_source

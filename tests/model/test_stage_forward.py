@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import vision_stages
 from qvlopt.model.source import open_source
 from qvlopt.model.stage_forward import StageForward, encode_by_stage

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.preprocess import Picture
 from qvlopt.model.source import open_source
 from qvlopt.model.vision import VisionTower
