@@ -25,7 +25,7 @@ from rich.table import Table
 
 from qvlopt.damage.tensors import relative_error
 from qvlopt.data.samples import read_samples
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import VISION, Stage, unclipped_rows, vision_stages
 from qvlopt.model.preprocess import Picture, PictureProcessor
 from qvlopt.model.quantize import quantize_stage

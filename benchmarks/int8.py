@@ -4,8 +4,9 @@
 
 FOLDER gets the checkpoint with random weights (4.3 GB) and an artifact of each layout (2.2, 3.0 and 1.6 GB), or has them from an
 earlier call. One request is a picture of 640x480 and 128 tokens of text, answered with 32 tokens; every repeat has a new picture.
-Then a second question on the last one. Layouts run in processes of their own, one at a time, in turns. `products` is the time
-that the tower's integer products and attention take when nothing else runs: the limit without other kernels.
+Then a second question on the last one, of 128 tokens and of 16. Layouts run in processes of their own, one at a time, in turns.
+`products` is the time that the tower's integer products and attention take when nothing else runs: the limit without other
+kernels.
 
 Prints a table and one JSON line. Run it on an idle machine.
 """
@@ -30,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.random_checkpoint import build_pictures
-from benchmarks.runtime import NEW, PICTURE, TEXT, Seconds, prepare_checkpoint, question, sample
+from benchmarks.runtime import NEW, PICTURE, SHORT, TEXT, Seconds, prepare_checkpoint, question, sample
 from qvlopt import api
 from qvlopt.artifact.process import peak_rss_bytes
 from qvlopt.graphs.quantised import QuantisedLinear
@@ -39,7 +40,7 @@ from qvlopt.model.config import read_config
 from qvlopt.runtime.onnx_engine import OnnxEngine
 
 LAYOUTS = ("int8", "fast", "small")
-STAGES = ("load", "vision", "prefill", "decode", "second_first_token")
+STAGES = ("load", "vision", "prefill", "decode", "first_token", "second_first_token", "second_first_token_short")
 
 
 def prepare(folder: Path, layouts: list[str], blocks: int, layers: int, threads: int) -> None:
@@ -75,10 +76,11 @@ def work(folder: Path, threads: int, repeats: int) -> dict[str, Any]:
     for seed in range(repeats + 1):
         asked = sample(pictures, engine.prompter, PICTURE, TEXT, seed)
         rows.append(ask(asked))
-    again = ask(dataclasses.replace(asked, id="again", question=question(engine.prompter, TEXT, 99)))
     stages = {name: [row[name] for row in rows[1:]] for name in ("vision", "prefill", "decode")}
-    second = again.get("vision", 0.0) + again["prefill"]
-    stages |= {"load": [loaded], "second_first_token": [second]}
+    stages |= {"load": [loaded], "first_token": [row["vision"] + row["prefill"] for row in rows[1:]]}
+    for name, tokens in (("second_first_token", TEXT), ("second_first_token_short", SHORT)):
+        again = ask(dataclasses.replace(asked, id=name, question=question(engine.prompter, tokens, 99)))
+        stages[name] = [again.get("vision", 0.0) + again["prefill"]]
     return {"stages": stages, "prompt_tokens": rows[-1]["tokens"], "peak_rss_bytes": peak_rss_bytes()}
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from qvlopt import api
 from qvlopt.damage.tensors import encode, tower_errors
 from qvlopt.data.samples import read_samples
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.preprocess import PictureProcessor
 from qvlopt.model.source import open_source
 from qvlopt.recipe.shipped import builtin

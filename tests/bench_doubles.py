@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -25,7 +26,9 @@ class Machine:
         self.factor, self.spread, self.keeps = factor, spread, keeps
         self.fails: dict[str, str] = {}
         self.broken: dict[str, str] = {}
+        self.threads: list[int] = []
         self.opened: list[str] = []
+        self.messages: list[Mapping[str, Any]] = []
         self.calls: list[tuple[str, list[dict[str, Any]]]] = []
         self.alive = 0
         self.most_alive = 0
@@ -33,7 +36,7 @@ class Machine:
 
     @contextmanager
     def start(self, threads: int) -> Iterator[Double]:
-        assert threads >= 1
+        self.threads.append(threads)
         self.alive += 1
         self.most_alive = max(self.most_alive, self.alive)
         try:
@@ -59,10 +62,12 @@ class Double:
     def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.path = message["path"]
         self.machine.opened.append(self.path)
+        self.machine.messages.append(message)
         if self.path in self.machine.fails:
             raise RunError(self.machine.fails[self.path])
         dtype = "bfloat16" if message["dtype"] == "bfloat16" else "float32"
-        return {"load_s": 1.0, "fingerprint": {"engine": "fake", "dtype": dtype}, "keeps": self.machine.keeps, "gpu": None}
+        fingerprint = {"engine": "fake", "dtype": dtype, "model_digest": f"sha256:{Path(self.path).name}"}
+        return {"load_s": 1.0, "fingerprint": fingerprint, "keeps": self.machine.keeps, "gpu": None}
 
     def _call(self, message: Mapping[str, Any]) -> dict[str, Any]:
         requests = message["requests"]
@@ -79,4 +84,4 @@ class Double:
         return {"operations_per_s": dict.fromkeys(message["dtypes"], 1e10), "bytes_per_s": 1e10}
 
     def _close(self, _message: Mapping[str, Any]) -> dict[str, Any]:
-        return {"peak_rss_bytes": int(200 * MIB * self.machine.factor(self.path)), "anonymous_bytes": None, "peak_cuda_bytes": None}
+        return {"peak_rss_bytes": int(200 * MIB * self.machine.factor(self.path)), "anonymous_bytes": 150 * MIB, "peak_cuda_bytes": None}

@@ -39,7 +39,7 @@ def module_rows(files: TensorFiles, *, digests: bool = False) -> tuple[ModuleRow
     for name, entry in files.entries.items():
         module, _, parameter = name.rpartition(".")
         modules.setdefault(module or name, {})[parameter] = entry
-    return tuple(_row(name, modules[name], files, digests) for name in sorted(modules, key=_natural))
+    return tuple(_row(name, modules[name], files, digests) for name in sorted(modules, key=natural_order))
 
 
 def _row(name: str, tensors: Mapping[str, TensorEntry], files: TensorFiles, digests: bool) -> ModuleRow:
@@ -109,6 +109,6 @@ def _sha256(tensors: Mapping[str, TensorEntry]) -> str:
     return digest.hexdigest()
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
+def natural_order(name: str) -> list[tuple[int, str]]:
     """Sort key that puts `blocks.2` before `blocks.10`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"([0-9]+)", name)]

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from qvlopt.artifact.digest import sha256_file
 from qvlopt.artifact.lock import lock_path
 from qvlopt.artifact.manifest import MANIFEST, FileRecord, read_manifest, stored_files
+from qvlopt.artifact.process import is_another_alive
 from qvlopt.artifact.syncing import sync_path
 from qvlopt.errors import QvloptError, RunError, UsageError
 
@@ -71,7 +72,7 @@ def beside(destination: Path, kind: Literal["tmp", "old"]) -> Path:
 def clean_stale(destination: Path) -> None:
     """Removes what dead processes left beside; an old artifact that lost its name gets it back. The lock must be held."""
     for path, match in _beside_by_name(destination):
-        if path.is_symlink() or not path.is_dir() or _is_alive(int(match[2])):
+        if path.is_symlink() or not path.is_dir() or is_another_alive(int(match[2])):
             continue
         if match[1] == "tmp":
             shutil.rmtree(path, ignore_errors=True)
@@ -147,16 +148,3 @@ def _fault(path: Path, record: FileRecord | None) -> str | None:
 
 def _refused(fault: str) -> UsageError:
     return UsageError(fault, hint="Nothing was removed. Move it away, or choose another --output.")
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether another process has this id. Our own id marks a leftover too, for in containers ids repeat."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -156,9 +156,9 @@ class FolderWriter:
             self.abandon()
 
 
-def write_index(folder: Path, weight_map: Mapping[str, str], *, total_bytes: int) -> Path:
-    """Writes `model.safetensors.index.json` (tensor name to file name, bytes of all tensors) and returns its path."""
-    path = Path(folder) / "model.safetensors.index.json"
+def write_index(folder: Path, weight_map: Mapping[str, str], *, total_bytes: int, weights: str = "model.safetensors") -> Path:
+    """Writes `weights`.index.json (tensor name to file name, bytes of all tensors) and returns its path."""
+    path = Path(folder) / f"{weights}.index.json"
     fields = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -128,7 +128,7 @@ def resume_hint(argv: Sequence[str]) -> str | None:
 def _program() -> list[str]:
     """How to start qvlopt again: its plain name if the shell finds this very program by it."""
     started = sys.argv[0]
-    if os.path.basename(started) == "__main__.py":
+    if started.endswith(os.path.join("qvlopt", "__main__.py")):
         return [sys.executable, "-m", "qvlopt"]
     return ["qvlopt"] if os.path.basename(started) != "qvlopt" or shutil.which("qvlopt") == started else [started]
 

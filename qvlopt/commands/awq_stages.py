@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qvlopt.artifact.header import read_header
 from qvlopt.artifact.process import peak_rss_bytes, release_memory
 from qvlopt.artifact.tensors import TensorEntry, TensorWriter, dtype_code
 from qvlopt.artifact.unfinished import Parts
+from qvlopt.commands.calibrated import Statistics
 from qvlopt.commands.calibration_data import Asked, captured, coverage_of
 from qvlopt.commands.calibration_prompts import captured_language
 from qvlopt.errors import RunError
@@ -26,14 +27,6 @@ from qvlopt.report.progress import Progress
 log = logging.getLogger(__name__)
 
 COVERED = ("samples", "images", "tokens")
-
-
-class Statistics(NamedTuple):
-    """Statistics of an earlier `calibrate`: its folder, what they cover, and their digest."""
-
-    folder: Path
-    coverage: dict[str, Any]
-    digest: str
 
 
 def quantise_stages(

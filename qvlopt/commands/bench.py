@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import tempfile
 import time
@@ -12,24 +11,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import qvlopt
 from qvlopt.artifact.process import peak_rss_bytes, thread_count
 from qvlopt.commands.bench_compare import compare_run
-from qvlopt.commands.bench_inputs import MODEL, BenchTarget, SavedRun, find_bench_targets, saved_run, workload_of
+from qvlopt.commands.bench_inputs import BenchTarget, SavedRun, find_bench_targets, saved_run, workload_of
 from qvlopt.commands.bench_limits import dtypes_of, with_limits
 from qvlopt.commands.bench_measure import Bench, OpenProcess, engine_result, probe
 from qvlopt.commands.bench_page import html_page, machine, markdown_page
 from qvlopt.commands.bench_plots import draw_plots
 from qvlopt.commands.bench_process import engine_process
+from qvlopt.commands.bench_scores import scores_of
 from qvlopt.commands.bench_tables import bench_tables, headline, remarks
-from qvlopt.commands.output import output_folder, output_root
+from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
-from qvlopt.errors import RunError, UsageError, worst_exit_code
+from qvlopt.commands.report_folder import check_report_place, document_head
+from qvlopt.errors import RunError, worst_exit_code
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import to_rich
-from qvlopt.report.write import new_folder, prepare_parent, write_report
+from qvlopt.report.write import new_folder, write_report
 from qvlopt.timing.comparison import STATUS
 from qvlopt.timing.environment import environment_record
 from qvlopt.timing.plan import Workload
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def bench_with(open_process: OpenProcess, loaded: LoadedRecipe, candidates: Sequ
     """`bench` with processes of the caller's choice."""
     began, started = time.monotonic(), datetime.now(UTC)
     saved, workload = saved_run(loaded), workload_of(loaded)
-    _check_place(output_folder(loaded, "bench"))
+    check_report_place(output_folder(loaded, "bench"))
     targets = find_bench_targets(loaded, candidates)
     findings = _measured(open_process, loaded, targets, (workload, saved, len(candidates)), progress or SilentProgress())
     rest = {"seconds": round(time.monotonic() - began, 3), "peak_rss_bytes": peak_rss_bytes(), "warnings": []}
@@ -117,62 +115,35 @@ def _measured(
         records = Bench(targets, workload, Path(pictures), threads, open_process, progress).run()
     engines = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
     environment["gpu"] = next((record.gpu for record in records if record.gpu), None)
-    pairs = list(zip(targets, engines, strict=True))
-    limits = _limits(open_process, pairs, threads, "cuda" if environment["gpu"] else "cpu")
-    if limits is not None:
-        engines = [with_limits(target, engine, limits) for target, engine in pairs]
+    engines, limits = _with_limits(open_process, list(zip(targets, engines, strict=True)), threads, "cuda" if environment["gpu"] else "cpu")
     comparison = compare_run(engines, workload, environment, saved=saved, named=named, gate=loaded.recipe.bench.gate)
     return BenchFindings(workload, tuple(engines), comparison, environment, limits.to_json() if limits else None)
 
 
-def _limits(open_process: OpenProcess, pairs: Sequence[tuple[BenchTarget, EngineResult]], threads: int, device: str) -> Limits | None:
-    dtypes = dtypes_of(pairs)
+def _with_limits(
+    open_process: OpenProcess, pairs: Sequence[tuple[BenchTarget, EngineResult]], threads: int, device: str
+) -> tuple[list[EngineResult], Limits | None]:
+    """The engines against the limits of `device`. ONNX Runtime computes on the CPU, whose limits a GPU's are not."""
+    there = [(target, engine) for target, engine in pairs if device == "cpu" or target.spec.kind == "torch"]
+    dtypes = dtypes_of(there)
     found = probe(open_process, dtypes, threads=threads, device=device) if dtypes else None
-    return Limits(found["operations_per_s"], found["bytes_per_s"]) if found else None
+    if found is None:
+        return [engine for _, engine in pairs], None
+    limits = Limits(found["operations_per_s"], found["bytes_per_s"])
+    return [with_limits(target, engine, limits) if (target, engine) in there else engine for target, engine in pairs], limits
 
 
 def _write(parent: Path, started: datetime, findings: BenchFindings, loaded: LoadedRecipe, rest: Mapping[str, Any]) -> BenchResult:
     """Writes the report under the first name that no other run has taken or takes meanwhile."""
-    plots = draw_plots(findings, _scores(loaded, findings.engines))
+    plots = draw_plots(findings, scores_of(loaded, findings.engines))
     while True:
         result = BenchResult(new_folder(parent, started.strftime("%Y%m%dT%H%M%SZ")), findings, loaded.recipe.bench.gate)
-        common = {"schema_version": SCHEMA_VERSION, "tool": "qvlopt", "version": qvlopt.__version__, "command": "bench"}
-        document = {**common, "exit_code": result.exit_code, **rest, **result.to_json()}
+        document = {**document_head("bench"), "exit_code": result.exit_code, **rest, **result.to_json()}
         files: dict[str, str | bytes] = {"report.json": json_text(document) + "\n", "report.md": markdown_page(findings, plots)}
         files |= {"report.html": html_page(findings, plots)}
         files |= {f"{plot.name}.svg": plot.svg for plot in plots} | {f"{plot.name}.png": plot.png for plot in plots}
         if write_report(result.report, files):
             return result
-
-
-def _check_place(parent: Path) -> None:
-    """Raises UsageError or RunError, before the work, when no report could be written below `parent`."""
-    if parent.exists() and not parent.is_dir():
-        raise UsageError(f"{parent} is not a folder", "move it away, or choose another --output")
-    try:
-        prepare_parent(parent)
-    except OSError as error:
-        raise RunError(f"no report can be written below {parent}: {error.strerror}", "choose another --output") from error
-
-
-def _scores(loaded: LoadedRecipe, engines: Sequence[EngineResult]) -> dict[str, float]:
-    """Mean of the primary scores by candidate, from the newest evaluation under the same output; empty where there is none."""
-    try:
-        document = json.loads((output_root(loaded) / "evaluate" / "latest" / "report.json").read_text(encoding="utf-8"))
-        results = [(str(each["candidate"]), [metric for metric in each["metrics"] if metric["primary"]]) for each in document["results"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    scores: dict[str, float] = {}
-    for name, metrics in results:
-        for candidate, side in ((name, "candidate"), (MODEL, "base")):
-            values = [metric[side] for metric in metrics if isinstance(metric.get(side), int | float)]
-            if values and len(values) == len(metrics):
-                scores.setdefault(candidate, sum(values) / len(values))
-    return {engine.candidate: score for engine in engines for name, score in scores.items() if _is_same(engine.candidate, name)}
-
-
-def _is_same(one: str, other: str) -> bool:
-    return one == other or (MODEL not in (one, other) and Path(one).absolute() == Path(other).absolute())
 
 
 def _plan_rows(loaded: LoadedRecipe, targets: Sequence[BenchTarget], workload: Workload) -> tuple[PlanRow, ...]:

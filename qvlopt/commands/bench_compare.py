@@ -29,7 +29,7 @@ def compare_run(
     if base.error is not None:
         return Comparison(base.name, "not_comparable", (), tolerance, (f"{base.name} did not finish: {base.error}",))
     ratios = [ratio for other in others for ratio in compare_engines(other.name, base.series(), other.series(), tolerance=tolerance)]
-    if named == 2:
+    if named == len(engines) == 2:
         return Comparison(base.name, verdict_of(ratios), tuple(ratios), tolerance)
     return Comparison(base.name, None, tuple(_without_verdict(ratio) for ratio in ratios), tolerance)
 

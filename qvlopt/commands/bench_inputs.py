@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, WEIGHT_SUFFIXES, read_manifest
-from qvlopt.commands.answering import answers
 from qvlopt.commands.bench_worker import EngineSpec
-from qvlopt.commands.output import is_very_folder, output_root
+from qvlopt.commands.candidates import MODEL, candidate_folder, check_answers, check_named, finished_artifacts, served_model
 from qvlopt.errors import NotComparableError, RunError, UsageError
 from qvlopt.model.hub import download, is_hub_id
 from qvlopt.recipe.load import DEFAULT, LoadedRecipe
 from qvlopt.recipe.paths import is_there, resolve_path, user_path
+from qvlopt.runtime import ONNX_KINDS
 from qvlopt.runtime.openai_address import Address
 from qvlopt.timing.plan import Workload, cases_of
 from qvlopt.timing.result import EngineResult, engine_from_json
 
-log = logging.getLogger(__name__)
-
-MODEL = "model"
-"""The candidate that stands for the recipe's source."""
-ENGINES = {"awq": "torch", "export": "onnx", "int8": "onnx"}
-"""Which engine runs an artifact of each kind."""
+DTYPE_WORDS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": ""}
 COMPUTE = {"export": "fp32", "int8": "int8"}
 """How ONNX artifacts are shown beside torch's dtypes."""
 SOURCE_DTYPES = ("float32", "bfloat16")
@@ -68,14 +63,13 @@ def find_bench_targets(loaded: LoadedRecipe, candidates: Sequence[str], *, fetch
     """
     dtype = loaded.recipe.evaluate.dtype
     if candidates:
-        found = [_target(loaded, name, dtype, fetch) for name in dict.fromkeys(candidates)]
+        found = [target for name in dict.fromkeys(candidates) for target in _targets(loaded, name, dtype, fetch)]
     else:
         dtypes = SOURCE_DTYPES if loaded.origins.get("evaluate.dtype", DEFAULT) == DEFAULT else (dtype,)
-        found = [_target(loaded, MODEL, each, fetch) for each in dtypes]
-        found += [_target(loaded, name, dtype, fetch) for name in _finished(loaded)]
-        server = loaded.recipe.evaluate.server
-        named = server.url and (server.url if "#" in server.url else f"{server.url}#{server.model or ''}")
-        found += [_server(loaded, named)] if named else []
+        found = [target for each in dtypes for target in _targets(loaded, MODEL, each, fetch)]
+        found += [target for folder in finished_artifacts(loaded) for target in _targets(loaded, str(folder), dtype, fetch)]
+        served = served_model(loaded)
+        found += [_server(loaded, served)] if served else []
     names = [target.name for target in found]
     return tuple(target if names.count(target.name) == 1 else target._replace(name=f"{target.candidate}: {target.name}") for target in found)
 
@@ -116,27 +110,40 @@ def check_bench(loaded: LoadedRecipe) -> None:
     saved_run(loaded)
 
 
-def _target(loaded: LoadedRecipe, candidate: str, dtype: str, fetch: bool) -> BenchTarget:
-    if not candidate:
-        raise UsageError("a candidate is an empty name", "give an artifact folder, or model for the source; is a variable not set?")
+def _targets(loaded: LoadedRecipe, candidate: str, dtype: str, fetch: bool) -> list[BenchTarget]:
+    """Every engine that a candidate is measured in: torch with each attention, and compiled besides where the recipe asks for it."""
+    check_named(candidate)
     if "://" in candidate:
-        return _server(loaded, candidate)
+        return [_server(loaded, candidate)]
     folder = _folder(loaded, candidate, fetch)
-    kind = read_manifest(folder).kind if folder is not None and (folder / MANIFEST).exists() else "checkpoint"
-    engine = "torch" if kind == "checkpoint" else ENGINES.get(kind)
-    if engine is None:
-        raise UsageError(f"candidate {candidate}: is an artifact of kind {kind}, which answers nothing", f"kinds that do: {', '.join(ENGINES)}")
+    manifest = read_manifest(folder) if folder is not None and (folder / MANIFEST).exists() else None
+    if manifest is not None:
+        check_answers(candidate, manifest)
+    kind = manifest.kind if manifest else "checkpoint"
     path = str(folder) if folder is not None else loaded.recipe.model.path
     short = candidate if candidate == MODEL or candidate.startswith("builtin:") else Path(path).name
-    shown = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "auto": ""}[dtype] if engine == "torch" else COMPUTE[kind]
-    name = f"{short} ({' '.join(filter(None, (engine, shown)))})"
-    return BenchTarget(name, candidate, _spec(loaded, engine, path, dtype), folder, kind)
+    if kind in ONNX_KINDS:
+        return [BenchTarget(f"{short} (onnx {COMPUTE[kind]})", candidate, _spec(loaded, "onnx", path, dtype), folder, kind)]
+    section, spec = loaded.recipe.bench, _spec(loaded, "torch", path, dtype)
+    specs = [
+        replace(spec, attention=way, compiled=how)
+        for way in dict.fromkeys(section.attention)
+        for how in ((False, True) if section.compile else (False,))
+    ]
+    return [BenchTarget(f"{short} ({_torch_words(each)})", candidate, each, folder, kind) for each in specs]
+
+
+def _torch_words(spec: EngineSpec) -> str:
+    """How an engine of torch differs from torch's plain one."""
+    parts = ("torch", DTYPE_WORDS[spec.dtype], "" if spec.attention == "sdpa" else spec.attention, "compiled" if spec.compiled else "")
+    return " ".join(part for part in parts if part)
 
 
 def _server(loaded: LoadedRecipe, candidate: str) -> BenchTarget:
     """A server by its URL, which holds no password: one that does is refused without being repeated."""
     address = Address.parse(candidate)
-    return BenchTarget(f"{address.model or address.host} (server)", candidate, _spec(loaded, "openai", candidate, "auto"), None, "server")
+    short = (address.model or address.host).rstrip("/").rpartition("/")[2]
+    return BenchTarget(f"{short} (server)", candidate, _spec(loaded, "openai", candidate, "auto"), None, "server")
 
 
 def _spec(loaded: LoadedRecipe, engine: str, path: str, dtype: str) -> EngineSpec:
@@ -144,27 +151,13 @@ def _spec(loaded: LoadedRecipe, engine: str, path: str, dtype: str) -> EngineSpe
 
 
 def _folder(loaded: LoadedRecipe, candidate: str, fetch: bool) -> Path | None:
-    """Where a candidate's weights are; the working directory goes first, as everywhere on a command line."""
-    if candidate == MODEL:
-        path = loaded.recipe.model.path
-        folder = resolve_path(path, loaded.folder, kind="assets")
-        if folder is None and is_hub_id(path):
-            return download(path, revision=loaded.recipe.model.revision) if fetch else None
-        if folder is None or not folder.is_dir():
-            raise RunError(f"no checkpoint at {path}", "give a folder, a hub id ORGANISATION/NAME or builtin:nano")
-        return folder
-    here = user_path(candidate)
-    folder = here.absolute() if is_there(here) else resolve_path(candidate, loaded.folder, kind="assets")
+    """Where a candidate's weights are; None for a source on the hub that is not to be fetched."""
+    if candidate != MODEL:
+        return candidate_folder(loaded, candidate)
+    path = loaded.recipe.model.path
+    folder = resolve_path(path, loaded.folder, kind="assets")
+    if folder is None and is_hub_id(path):
+        return download(path, revision=loaded.recipe.model.revision) if fetch else None
     if folder is None or not folder.is_dir():
-        raise UsageError(f"candidate {candidate}: there is no such folder", "give an artifact folder, model for the source, or URL#model")
+        raise RunError(f"no checkpoint at {path}", "give a folder, a hub id ORGANISATION/NAME or builtin:nano")
     return folder
-
-
-def _finished(loaded: LoadedRecipe) -> Iterable[str]:
-    """Folders under the recipe's output that hold a finished artifact which can be run, by name."""
-    if is_very_folder(loaded):
-        log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
-        return
-    for path in sorted(output_root(loaded).glob(f"*/{MANIFEST}")):
-        if not path.parent.name.startswith(".") and answers(read_manifest(path.parent)):
-            yield str(path.parent)

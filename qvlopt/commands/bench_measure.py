@@ -35,6 +35,7 @@ class Record:
     first: dict[Key, float] = field(default_factory=dict)
     loads: list[float] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
+    anonymous: list[int] = field(default_factory=list)
     cuda_peaks: list[int] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] | None = None
@@ -120,6 +121,7 @@ class Bench:
         # a server's own memory cannot be seen from here, and its client's says nothing
         if target.spec.kind != "openai":
             record.peaks.append(max(closed["peak_rss_bytes"], process.peak_tree_bytes))
+            record.anonymous += [closed["anonymous_bytes"]] if closed["anonymous_bytes"] is not None else []
         if closed["peak_cuda_bytes"] is not None:
             record.cuda_peaks.append(closed["peak_cuda_bytes"])
 
@@ -143,6 +145,7 @@ def engine_result(target: BenchTarget, record: Record, cases: Sequence[Case]) ->
         load=Samples(tuple(record.loads)),
         peak_rss=Samples(tuple(map(float, record.peaks)), "bytes"),
         peak_cuda=Samples(tuple(map(float, record.cuda_peaks)), "bytes"),
+        anonymous_bytes=max(record.anonymous, default=None),
         artifact_bytes=weight_bytes(target.folder),
         fingerprint=record.fingerprint,
         error=record.error,

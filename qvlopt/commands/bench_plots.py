@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qvlopt.report.plain import safe
+from qvlopt.timing.plan import Case, Workload
 from qvlopt.timing.result import BenchFindings, CaseResult, EngineResult
 from qvlopt.timing.samples import Samples
 
@@ -37,6 +38,14 @@ class Plot(NamedTuple):
     png: bytes
 
 
+class Panel(NamedTuple):
+    """Cases that differ in one thing: what it is called, and where each of them is on its scale."""
+
+    title: str
+    label: str
+    places: Mapping[Case, float]
+
+
 class Point(NamedTuple):
     """An engine's memory in bytes and its score, a share."""
 
@@ -46,17 +55,19 @@ class Point(NamedTuple):
 
 
 def draw_plots(findings: BenchFindings, scores: Mapping[str, float]) -> tuple[Plot, ...]:
-    """Everything that there are numbers for. `scores` are shares by candidate, from an evaluation of the same artifacts."""
+    """Everything that there are numbers for. `scores` are shares by the engine's name, from an evaluation of the same weights."""
     plots = []
     rows = list(_rows(findings.engines))
     if rows:
         case = findings.workload.cases[0].name
         plots.append(_plot("stages", f"Median time of one request by stage, for each engine: {case}", _stages(rows, case)))
-        plots.append(_plot("latency", "Time to first token against picture size and against prompt length, for each engine", _latency(findings)))
+    if rows and (panels := _panels(findings.workload)):
+        grows = " and ".join(panel.title.removeprefix("Growth with ") for panel in panels)
+        plots.append(_plot("latency", f"How the time to first token grows with {grows}, for each engine", _latency(findings.engines, panels)))
     points = [
-        Point(engine.name, max(engine.peak_rss.values), scores[engine.candidate])
+        Point(engine.name, max(engine.peak_rss.values), scores[engine.name])
         for engine in findings.engines
-        if engine.candidate in scores and engine.peak_rss.values
+        if engine.name in scores and engine.peak_rss.values
     ]
     if len(points) > 1:
         plots.append(_plot("memory-accuracy", "Score against peak memory, for each engine: up and to the left is better", _pareto(points)))
@@ -66,14 +77,15 @@ def draw_plots(findings: BenchFindings, scores: Mapping[str, float]) -> tuple[Pl
 def stage_parts(case: CaseResult) -> dict[str, float]:
     """Median seconds of each part of a request, in order; of a server only what can be told from outside."""
     parts: dict[str, float] = {}
-    whole = case.samples("e2e").median
     for stage in STAGE_COLOURS:
         sums = Samples(tuple(sum(each.times.stages[stage]) for each in case.good if stage in each.times.stages))
         if sums.median is not None:
             parts[stage] = sums.median
     if parts:
-        return parts | {REST: max(0.0, (whole or 0.0) - sum(parts.values()))}
-    first = case.samples("ttft").median
+        # of each call by itself: the median of sums is not the sum of medians, and the difference would look like work
+        rests = Samples(tuple(each.times.wall - sum(map(sum, each.times.stages.values())) for each in case.good))
+        return parts | {REST: max(0.0, rests.median or 0.0)}
+    first, whole = case.samples("ttft").median, case.samples("e2e").median
     return {"time to first token": first, "decode": whole - first} if first is not None and whole is not None else {}
 
 
@@ -102,39 +114,46 @@ def _stages(rows: Sequence[tuple[str, dict[str, float]]], case: str) -> Figure:
             axes.barh(place, 1000 * seconds, left=1000 * left, color=colours[stage], height=0.62, label=None if stage in shown else stage)
             shown.add(stage)
             left += seconds
-        axes.text(1000 * left, place, f"  {1000 * left:,.0f} ms", va="center", fontsize=9)
+        axes.text(1000 * left, place, f"  {1000 * left:,.0f} ms" if left >= 0.01 else f"  {1000 * left:.1f} ms", va="center", fontsize=9)
     axes.set_yticks(range(len(rows)), [_plain(name) for name, _ in rows])
     axes.invert_yaxis()
     axes.set_xlim(right=1150 * max(sum(parts.values()) for _, parts in rows))  # room for the sums
     axes.set_xlabel("milliseconds a request (medians of each stage)")
     axes.set_title(f"Where the time goes: {case}", loc="left", fontweight="bold")
-    figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=7, frameon=False, fontsize=9)
     _tidy(axes)
     axes.grid(visible=False, axis="y")
     return figure
 
 
-def _latency(findings: BenchFindings) -> Figure:
-    figure = _figure(10, 4.2)
-    left, right = figure.subplots(1, 2, sharey=True)
-    base = findings.workload.cases[0]
-    for number, engine in enumerate(findings.engines):
-        lone = [case for case in engine.cases if case.state == "cold" and case.case.concurrency == base.concurrency]
-        sizes = [(case.case.width * case.case.height / 1e6, case) for case in lone if case.case.prompt_tokens == base.prompt_tokens]
-        lengths = [(case.case.prompt_tokens, case) for case in lone if (case.case.width, case.case.height) == (base.width, base.height)]
-        for axes, points in ((left, sizes), (right, lengths)):
+def _panels(workload: Workload) -> tuple[Panel, ...]:
+    """What grows in this workload: the picture, the prompt, both or nothing."""
+    base = workload.cases[0]
+    alike = [case for case in workload.cases if case.concurrency == base.concurrency]
+    sizes = {case: case.width * case.height / 1e6 for case in alike if case.prompt_tokens == base.prompt_tokens}
+    lengths = {case: float(case.prompt_tokens) for case in alike if (case.width, case.height) == (base.width, base.height)}
+    panels = (
+        Panel("Growth with the picture", f"picture, megapixels (prompt of {base.prompt_tokens} tokens)", sizes),
+        Panel("Growth with the prompt", f"prompt, tokens beside the picture's ({base.width}x{base.height})", lengths),
+    )
+    return tuple(panel for panel in panels if len(set(panel.places.values())) > 1)
+
+
+def _latency(engines: Sequence[EngineResult], panels: Sequence[Panel]) -> Figure:
+    figure = _figure(5 * max(1.4, len(panels)), 4.2)
+    drawings = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, panel in zip(drawings, panels, strict=True):
+        for number, engine in enumerate(engines):
+            points = [(panel.places[case.case], case) for case in engine.cases if case.state == "cold" and case.case in panel.places]
             _line(axes, sorted(points, key=lambda point: point[0]), engine.name, number)
-    left.set_xlabel(f"picture, megapixels (prompt of {base.prompt_tokens} tokens)")
-    right.set_xlabel(f"prompt, tokens beside the picture's ({base.width}x{base.height})")
-    left.set_ylabel("time to first token, ms")
-    left.set_title("Growth with the picture", loc="left", fontweight="bold")
-    right.set_title("Growth with the prompt", loc="left", fontweight="bold")
-    for axes in (left, right):
+        axes.set_xlabel(panel.label)
+        axes.set_title(panel.title, loc="left", fontweight="bold")
+        axes.margins(x=0.08)
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
-        axes.margins(x=0.08)
         _tidy(axes)
-    handles, labels = left.get_legend_handles_labels()
+    drawings[0].set_ylabel("time to first token, ms")
+    handles, labels = drawings[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
 

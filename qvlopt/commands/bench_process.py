@@ -80,7 +80,13 @@ def engine_process(threads: int, command: Sequence[str] = ()) -> Iterator[Engine
     """
     with tempfile.TemporaryFile() as errors, tempfile.TemporaryDirectory(prefix="qvlopt-bench-") as cache:
         words = list(command) or [sys.executable, "-c", START, json.dumps(sys.path)]
-        environment = {**os.environ, **dict.fromkeys(THREADS, str(threads)), "QVLOPT_CACHE": cache}
+        environment = {
+            **os.environ,
+            **dict.fromkeys(THREADS, str(threads)),
+            "QVLOPT_CACHE": cache,
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
         process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True, encoding="utf-8")
         try:
             with PeakOfTree(process.pid) as watch:

@@ -43,7 +43,8 @@ def remarks(findings: BenchFindings) -> tuple[str, ...]:
     workload, load = findings.workload, findings.environment.get("load_average")
     said = [
         f"{workload.repeats} measured calls a case in {workload.rounds} processes an engine, by turns; {workload.warmup} warm-up calls "
-        "a case and process, of the same shape, left out; no two calls share a picture or a prompt."
+        "a case and process, of the same shape, left out; no two calls share a picture or a prompt; a request has one picture, "
+        "so requests/s are pictures/s."
     ]
     if not workload.warmup:
         said.append("There was no warm-up: the first calls' extra costs are in the numbers.")
@@ -104,7 +105,10 @@ def _case_title(result: CaseResult) -> str:
 
 def _case_row(engine: EngineResult, case: CaseResult) -> tuple[str, ...]:
     name = engine.name if case.state == "cold" else f"{engine.name}, {case.state}"
-    stages = [seconds(case.samples(stage).median) for stage in ("preprocess", "vision", "prefill", "decode")]
+    step = case.samples("decode").median
+    # of a server only the time between its chunks is known
+    of_token = case.samples("tpot").median if step is None else step
+    stages = [*(seconds(case.samples(stage).median) for stage in ("preprocess", "vision", "prefill")), seconds(of_token)]
     e2e = case.samples("e2e")
     rates = [_rate(case.rate("tokens")), _rate(case.rate("requests"))]
     return (name, *stages, seconds(case.samples("ttft").median), seconds(e2e.median), seconds(e2e.p90), *rates, str(e2e.n))

@@ -23,6 +23,7 @@ from typing import IO, Any
 
 from qvlopt.errors import QvloptError, RunError
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
+from qvlopt.recipe.schema import Attention
 from qvlopt.report.plain import json_text
 from qvlopt.timing.stages import Clock
 
@@ -32,13 +33,18 @@ MODULES = {"torch": "qvlopt.runtime.torch_engine", "onnx": "qvlopt.runtime.onnx_
 
 @dataclasses.dataclass(frozen=True)
 class EngineSpec:
-    """What to open: `kind` is torch, onnx or openai, `path` the checkpoint, artifact or URL#model, `dtype` as evaluate.dtype has it."""
+    """What to open: `kind` is torch, onnx or openai, `path` the checkpoint, artifact or URL#model, `dtype` as evaluate.dtype has it.
+
+    `attention` and `compiled` are about torch's language model.
+    """
 
     kind: str
     path: str
     dtype: str
     recipe: Mapping[str, Any]
     folder: str
+    attention: Attention = "sdpa"
+    compiled: bool = False
 
     def loaded(self) -> LoadedRecipe:
         """The recipe as `open_engine` reads it, for this engine's dtype."""
@@ -81,7 +87,7 @@ class Worker:
         from qvlopt.timing.session import Session
 
         began = self._clock()
-        self._engine = open_engine(spec.path, loaded=loaded)
+        self._engine = open_engine(spec.path, loaded=loaded, attention=spec.attention, compiled=spec.compiled)
         seconds = self._clock() - began
         fingerprint = dict(self._engine.fingerprint)
         self._device = _device_of(self._engine)

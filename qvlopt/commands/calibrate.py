@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,17 +16,18 @@ import qvlopt
 from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import Manifest, SourceRecord, read_manifest, write_manifest
 from qvlopt.artifact.process import peak_rss_bytes
-from qvlopt.artifact.unfinished import Parts
+from qvlopt.artifact.unfinished import Parts, unfinished
 from qvlopt.commands.calibration_data import KIND, Asked, Coverage, captured, coverage_of, pictures
 from qvlopt.commands.calibration_prompts import captured_language
+from qvlopt.commands.forecast import forecast, takes
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_folder
-from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.commands.plan import Plan, PlanRow, planned
 from qvlopt.data.preflight import Skipped
-from qvlopt.model.names import Scope, Stage, language_linears, vision_linears
+from qvlopt.model.names import Scope, Stage, language_linears, language_stages, vision_linears, vision_stages
 from qvlopt.model.shapes import parameter_shapes
 from qvlopt.model.source import Source
-from qvlopt.model.statistics import StatisticsWriter
+from qvlopt.model.statistics import gather_statistics, save_statistics
 from qvlopt.model.token_draw import HELD_OUT
 from qvlopt.quant.objective import Gram
 from qvlopt.recipe.load import LoadedRecipe
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KIND", "Asked", "CalibrateResult", "Coverage", "Skipped", "calibrate", "pictures"]
 
-WORK = "work"
-"""Folder for hidden states inside the temporary output; gone when that gets its name."""
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -77,22 +78,26 @@ class CalibrateResult:
 def calibrate(
     loaded: LoadedRecipe, *, overwrite: bool = False, resume: bool = False, dry_run: bool = False, progress: Progress | None = None
 ) -> CalibrateResult | Plan:
-    """Writes `<output>/calibrate`. Does nothing when the same statistics are there; `resume` and `overwrite` change nothing then.
+    """Writes `<output>/calibrate`. Does nothing when the same statistics are there; finished stages of a killed run are used.
 
     Raises RunError when fewer usable samples remain than the recipe asks for, and UsageError for another output in place.
     """
-    del resume
-    began = time.monotonic()
-    asked = Asked.by(loaded)
-    output = output_folder(loaded, "calibrate")
+    del resume  # finished stages of the same result are used in any case
     if dry_run:
-        return Plan(loaded, _plan_rows(asked, output))
+        return planned(loaded, lambda: _plan_rows(loaded))
+    began = time.monotonic()
+    asked, output = Asked.by(loaded), output_folder(loaded, "calibrate")
     if is_done(output, asked.digest, overwrite=overwrite):
         return _existing(output, asked.digest)
     require_space(output, _bytes(asked))
-    with write_folder(output, digest=asked.digest, overwrite=overwrite) as folder:
-        tokens, coverage = _write_statistics(folder, asked, progress or SilentProgress())
+    device = prepare(loaded)
+    with (
+        write_folder(output, digest=asked.digest, overwrite=overwrite) as folder,
+        unfinished(output, digest=asked.digest, conditions=asked.conditions(device), overwrite=overwrite) as parts,
+    ):
+        tokens, coverage = _write_statistics(folder, asked, parts, device, progress or SilentProgress())
         write_manifest(folder, _manifest(asked, tokens, coverage, time.monotonic() - began))
+    parts.remove()
     return CalibrateResult(
         output, coverage.samples, coverage.images, coverage.tokens, len(tokens), tuple(coverage.skipped), asked.digest, existed=False
     )
@@ -115,43 +120,70 @@ def _bytes(asked: Asked) -> int:
     return statistics_bytes(asked.source, scope=asked.loaded.recipe.calibrate.scope, held_out=asked.held_out)
 
 
-def _captured(asked: Asked, parts: Parts, device: torch.device, progress: Progress) -> Iterator[tuple[Stage, dict[str, Gram]]]:
-    yield from captured(asked, parts, device, progress)
+def captured_stages(
+    asked: Asked, parts: Parts, device: torch.device, progress: Progress, done: Collection[str] = ()
+) -> Iterator[tuple[Stage, dict[str, Gram]]]:
+    """Every stage of `calibrate.scope` that is not `done` with its linears' statistics, in order of computation."""
+    yield from captured(asked, parts, device, progress, done=done)
     if asked.loaded.recipe.calibrate.scope == "vision+language":
-        yield from captured_language(asked, parts, device, progress)
+        yield from captured_language(asked, parts, device, progress, done=done)
 
 
-def _write_statistics(folder: Path, asked: Asked, progress: Progress) -> tuple[dict[str, int], Coverage]:
-    """Writes the statistics as they come, one stage's in memory. Returns the tokens that entered each layer's, and the coverage."""
-    tokens: dict[str, int] = {}
-    parts = Parts(folder / WORK)
-    device = prepare(asked.loaded)
-    layers = layer_widths(asked.source, scope=asked.loaded.recipe.calibrate.scope)
-    widths = layers | ({name + HELD_OUT: width for name, width in layers.items()} if asked.held_out else {})
-    progress.start(len(widths), "calibrate")
+def _stages(asked: Asked) -> tuple[Stage, ...]:
+    """In order of computation."""
+    settings = asked.source.settings
+    language = language_stages(settings.text) if asked.loaded.recipe.calibrate.scope == "vision+language" else ()
+    return (*vision_stages(settings.vision), *language)
+
+
+def _write_statistics(folder: Path, asked: Asked, parts: Parts, device: torch.device, progress: Progress) -> tuple[dict[str, int], Coverage]:
+    """Writes the statistics stage by stage, one stage's in memory. Returns the tokens that entered each layer's, and the coverage.
+
+    A stage's file is among `parts` as soon as the stage is finished, and gets a second name in `folder` when all are.
+    """
+    stages = _stages(asked)
+    done = {stage.name: kept["tokens"] for stage in stages if (kept := parts.record(_part(stage))) is not None}
+    progress.start((1 + asked.held_out) * sum(len(stage.linears) for stage in stages), "calibrate")
     try:
-        with StatisticsWriter(folder, widths) as writer:
-            for stage, grams in _captured(asked, parts, device, progress):
-                for name, gram in grams.items():
-                    writer.write_layer(name, gram)
-                    layer = name.removesuffix(HELD_OUT)
-                    tokens[layer] = tokens.get(layer, 0) + gram.count
-                progress.advance(len(grams), f"calibrate {stage.name}")
+        if done:
+            log.info("going on after %d finished stages of %d", len(done), len(stages))
+            progress.advance((1 + asked.held_out) * sum(map(len, done.values())))
+        for stage, grams in captured_stages(asked, parts, device, progress, {*done}):
+            done[stage.name] = _keep(parts, stage, grams)
+            progress.advance(len(grams), f"calibrate {stage.name}")
     finally:
         progress.finish()
-    coverage = coverage_of(parts)
-    parts.remove()
-    return tokens, coverage
+    gather_statistics(folder, [parts.path(_file(stage)) for stage in stages])
+    return {name: count for stage in stages for name, count in done[stage.name].items()}, coverage_of(parts)
 
 
-def _plan_rows(asked: Asked, output: Path) -> tuple[PlanRow, ...]:
-    section = asked.loaded.recipe.calibrate
-    return (
-        PlanRow("source", f"{asked.source.id}: {asked.source.folder}"),
-        PlanRow("data", f"{section.data}: {len(asked.data.samples)} samples, {section.samples} used"),
-        PlanRow("layers", f"{len(layer_widths(asked.source, scope=section.scope))} linears, scope {section.scope}"),
-        PlanRow("writes", f"{output}: {_bytes(asked):,} bytes"),
-    )
+def _keep(parts: Parts, stage: Stage, grams: Mapping[str, Gram]) -> dict[str, int]:
+    """Keeps a finished stage's statistics, and returns how many tokens they are of."""
+    path, tokens = parts.path(_file(stage)), dict[str, int]()
+    path.unlink(missing_ok=True)
+    save_statistics(path, grams)
+    for name, gram in grams.items():
+        layer = name.removesuffix(HELD_OUT)
+        tokens[layer] = tokens.get(layer, 0) + gram.count
+    parts.keep(_part(stage), {"tokens": tokens}, [path.name])
+    return tokens
+
+
+def _part(stage: Stage) -> str:
+    return f"stage-{stage.name}"
+
+
+def _file(stage: Stage) -> str:
+    return f"{stage.name}.safetensors"
+
+
+def _plan_rows(loaded: LoadedRecipe) -> Iterator[PlanRow]:
+    asked, section = Asked.by(loaded, cached=True), loaded.recipe.calibrate
+    yield PlanRow("source", f"{asked.source.id}: {asked.source.folder}")
+    yield PlanRow("data", f"{section.data}: {len(asked.data.samples)} samples, {section.samples} used")
+    yield PlanRow("layers", f"{len(layer_widths(asked.source, scope=section.scope))} linears, scope {section.scope}")
+    yield PlanRow("writes", f"{output_folder(loaded, 'calibrate')}: {_bytes(asked):,} bytes")
+    yield takes(forecast(loaded, "calibrate", prepare(loaded)))
 
 
 def _existing(output: Path, digest: str) -> CalibrateResult:

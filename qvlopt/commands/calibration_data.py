@@ -7,10 +7,12 @@ import hashlib
 import logging
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any
 
 import torch
 
+import qvlopt
 from qvlopt.artifact.digest import digest_of
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.data.preflight import Preflight, Skipped, check_pictures
@@ -51,8 +53,9 @@ class Coverage:
         return cls(**fields | {"skipped": [Skipped(**item) for item in fields["skipped"]]})
 
 
-class Asked(NamedTuple):
-    """What a recipe asks statistics of, opened and checked; `digest` identifies model, data and preprocessing.
+@dataclass(frozen=True)
+class Asked:
+    """What a recipe asks statistics of, opened and checked from headers alone.
 
     `flight` says of the data's samples which can be used as far as their pictures' headers tell.
     """
@@ -62,13 +65,33 @@ class Asked(NamedTuple):
     data: SampleSet
     flight: Preflight
     processor: PictureProcessor
-    digest: str
 
     @classmethod
-    def by(cls, loaded: LoadedRecipe) -> Asked:
-        """Raises UsageError or RunError for a set or source that is not there or not usable."""
-        source, data, processor = opened_inputs(loaded)
-        return cls(loaded, source, data, check_pictures(data.samples), processor, _digest(loaded, source, data, processor))
+    def by(cls, loaded: LoadedRecipe, *, cached: bool = False) -> Asked:
+        """With `cached` nothing is fetched from a hub. Raises UsageError or RunError for a set or source that is not there or not usable."""
+        recipe = loaded.recipe
+        source = open_source(recipe.model.path, revision=recipe.model.revision, folder=loaded.folder, cached=cached)
+        place = find_set(recipe.calibrate.data, loaded.folder, download=not cached)
+        if place is None:
+            raise RunError(f"calibrate.data: there is no set {recipe.calibrate.data}", "give a folder with manifest.jsonl, or builtin:nano")
+        data = read_samples(place, split=recipe.calibrate.split, seed=recipe.seed)
+        processor = PictureProcessor.for_tower(source.folder, source.settings.vision, recipe.pixels)
+        return cls(loaded, source, data, check_pictures(data.samples), processor)
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies model, data and preprocessing. Reads all weights once."""
+        recipe = self.loaded.recipe
+        section = recipe.calibrate.model_dump(include={"samples", "batch", "scope"})
+        pictures = dataclasses.asdict(self.processor)
+        asked = {"source": self.source.digest, "data": self.data.digest, "pictures": pictures, "seed": recipe.seed, "most_tokens": MOST_TOKENS}
+        held_out = {"held_out_every": HELD_OUT_EVERY} if self.held_out else {}
+        return digest_of({"kind": KIND, **asked, **section, **held_out})
+
+    def conditions(self, device: torch.device) -> dict[str, str]:
+        """What else decides the bytes: another version, product or number of threads may add up in another order."""
+        versions = {"qvlopt": qvlopt.__version__, "torch": torch.__version__, "threads": str(torch.get_num_threads())}
+        return versions | {"device": str(device), "linears": str(linear_dtype(self.source, device))}
 
     @property
     def held_out(self) -> bool:
@@ -169,26 +192,3 @@ def _batches(pictures: Iterator[Picture], size: int) -> Iterator[Batch]:
             yield torch.stack(waiting.pop(picture.grid)), picture.grid
     for grid, group in waiting.items():
         yield torch.stack(group), grid
-
-
-def opened_inputs(loaded: LoadedRecipe, *, cached: bool = False) -> tuple[Source, SampleSet, PictureProcessor]:
-    """Source, set and picture settings, from their headers alone. With `cached` nothing is fetched from a hub.
-
-    Raises UsageError or RunError for what is not there or not usable.
-    """
-    recipe = loaded.recipe
-    source = open_source(recipe.model.path, revision=recipe.model.revision, folder=loaded.folder, cached=cached)
-    place = find_set(recipe.calibrate.data, loaded.folder, download=not cached)
-    if place is None:
-        raise RunError(f"calibrate.data: there is no set {recipe.calibrate.data}", "give a folder with manifest.jsonl, or builtin:nano")
-    data = read_samples(place, split=recipe.calibrate.split, seed=recipe.seed)
-    return source, data, PictureProcessor.for_tower(source.folder, source.settings.vision, recipe.pixels)
-
-
-def _digest(loaded: LoadedRecipe, source: Source, data: SampleSet, processor: PictureProcessor) -> str:
-    recipe = loaded.recipe
-    section = recipe.calibrate.model_dump(include={"samples", "batch", "scope"})
-    pictures = dataclasses.asdict(processor)
-    asked = {"source": source.digest, "data": data.digest, "pictures": pictures, "seed": recipe.seed, "most_tokens": MOST_TOKENS}
-    held_out = {"held_out_every": HELD_OUT_EVERY} if recipe.quantize_awq.search.compensate else {}
-    return digest_of({"kind": KIND, **asked, **section, **held_out})

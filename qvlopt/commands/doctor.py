@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from qvlopt.artifact.process import available_memory_bytes, memory_limit_bytes, processor_quota, thread_count
-from qvlopt.commands.evaluate_inputs import read_sets
 from qvlopt.commands.forecast import Forecast, forecasts, lasting, sized
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_root
 from qvlopt.commands.plan import Plan, PlanRow
-from qvlopt.errors import QvloptError
+from qvlopt.errors import NotFetchedError, QvloptError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.plain import safe
 from qvlopt.report.progress import Progress
@@ -80,10 +79,12 @@ def doctor(
     checks = [*_package_checks(loaded), *_hardware_checks(loaded, device)]
     try:
         stages = forecasts(loaded, device)
-        sets = read_sets(loaded, download=False).sets if "evaluate" in loaded.sections else ()
+    except NotFetchedError as error:
+        return DoctorResult((*checks, Check("inputs", "warn", f"{error.message}; a run fetches it, and then doctor says what it takes")), ())
     except QvloptError as error:
         return DoctorResult((*checks, Check("inputs", "fail", str(error))), ())
-    read = [loaded.recipe.model.path, loaded.recipe.calibrate.data, *(each.name for each in sets)]
+    sets = [each.path for each in loaded.recipe.evaluate.data] if "evaluate" in loaded.sections else []
+    read = dict.fromkeys([loaded.recipe.model.path, loaded.recipe.calibrate.data, *sets])
     checks += [Check("inputs", "ok", f"can be read: {', '.join(read)}"), *_fit_checks(loaded, stages)]
     return DoctorResult(tuple(checks), stages)
 

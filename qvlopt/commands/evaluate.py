@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import qvlopt
 from qvlopt.artifact.amend import amend_file
 from qvlopt.artifact.manifest import MANIFEST
 from qvlopt.artifact.process import peak_rss_bytes
@@ -21,14 +19,15 @@ from qvlopt.commands.evaluate_reports import NAMES, report_files, tell_ci
 from qvlopt.commands.evaluate_runs import Asking, compare_all, do_work
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow
-from qvlopt.errors import RunError, UsageError
+from qvlopt.commands.report_folder import check_report_place, document_head
+from qvlopt.errors import RunError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.schema import EvaluateSection
 from qvlopt.report.card import CARD, Score, with_scores
 from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import markdown_text, to_markdown, to_rich
-from qvlopt.report.write import jsonl_text, new_folder, prepare_parent, write_report
+from qvlopt.report.write import jsonl_text, new_folder, write_report
 from qvlopt.runtime.openai_address import Address
 from qvlopt.scoring.cache_folder import cache_folder, keep_within
 from qvlopt.scoring.compare import Comparison
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 log = logging.getLogger(__name__)
-
-SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -121,7 +118,7 @@ def evaluate_with(
     targets, (sets, remarks) = find_targets(loaded, candidates), read_sets(loaded)
     for remark in remarks:
         log.warning("%s", remark)
-    _check_place(output_folder(loaded, "evaluate"))
+    check_report_place(output_folder(loaded, "evaluate"))
     saving = Saving.asked(loaded, targets, overwrite=overwrite)
     _check_servers(open_engine, targets)
     task = Asking(loaded, targets, sets, progress or SilentProgress(), reuse, find_exports(loaded, targets))
@@ -151,23 +148,12 @@ def _check_servers(open_engine: OpenEngine, targets: Sequence[Target]) -> None:
         open_engine(path).close()
 
 
-def _check_place(parent: Path) -> None:
-    """Raises UsageError or RunError, before the work, when no report could be written below `parent`."""
-    if os.path.exists(parent) and not parent.is_dir():
-        raise UsageError(f"{parent} is not a folder", "move it away, or choose another --output")
-    try:
-        prepare_parent(parent)
-    except OSError as error:
-        raise RunError(f"no report can be written below {parent}: {error.strerror}", "choose another --output") from error
-
-
 def _write(parent: Path, started: datetime, comparisons: tuple[Comparison, ...], section: EvaluateSection, rest: Mapping[str, Any]) -> EvaluateResult:
     """Writes the report under the first name that no other run has taken or takes meanwhile, and tells the CI job."""
     while True:
         folder = new_folder(parent, started.strftime("%Y%m%dT%H%M%SZ"))
         result = EvaluateResult(folder, comparisons, section.gate.on_inconclusive, section.reports)
-        common = {"schema_version": SCHEMA_VERSION, "tool": "qvlopt", "version": qvlopt.__version__, "command": "evaluate"}
-        document = {**common, "exit_code": result.exit_code, **rest, **result.to_json()}
+        document = {**document_head("evaluate"), "exit_code": result.exit_code, **rest, **result.to_json()}
         markdown = _markdown(result, document)
         if write_report(result.report, _files(result, document, markdown)):
             tell_ci(document, markdown)

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from qvlopt.artifact.manifest import MANIFEST, Manifest, read_intact, read_manifest
-from qvlopt.commands.answering import ANSWERING, answers
-from qvlopt.commands.output import is_very_folder, output_root
+from qvlopt.commands.candidates import MODEL, artifacts_beside, candidate_folder, check_answers, check_named, finished_artifacts, served_model
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import SampleSet, read_samples
 from qvlopt.data.set_files import FORMATS, find_set
 from qvlopt.errors import NotComparableError, RunError, UsageError
 from qvlopt.model.hub import is_hub_id
 from qvlopt.recipe.load import LoadedRecipe
-from qvlopt.recipe.paths import is_there, resolve_path, user_path
+from qvlopt.recipe.paths import resolve_path
 from qvlopt.recipe.schema import DataEntry
 from qvlopt.runtime import ONNX_KINDS
 from qvlopt.runtime.openai_address import Address
 from qvlopt.scoring.baseline import read_baseline
 from qvlopt.scoring.evaluate import EvalSet, Target
 from qvlopt.scoring.tasks import task_metrics
-
-log = logging.getLogger(__name__)
-
-MODEL = "model"
-"""The candidate that stands for the recipe's source."""
 
 SOURCE = "source"
 """The baseline that stands for what a candidate was made from."""
@@ -54,9 +47,8 @@ def find_targets(loaded: LoadedRecipe, candidates: Sequence[str]) -> tuple[Targe
 
 def find_exports(loaded: LoadedRecipe, targets: Sequence[Target]) -> dict[str, str]:
     """The finished export of the same source under the recipe's output, by the path of each candidate that is an INT8 artifact."""
-    folders = [] if is_very_folder(loaded) else sorted(path.parent for path in output_root(loaded).glob(f"*/{MANIFEST}"))
-    manifests = {folder: read_manifest(folder) for folder in folders if not folder.name.startswith(".")}
-    exports = {found.source.digest: str(folder) for folder, found in manifests.items() if found.kind == "export" and answers(found) and found.source}
+    beside = artifacts_beside(loaded).items()
+    exports = {found.source.digest: str(folder) for folder, found in beside if found.kind == "export" and found.source}
     by_path = {}
     for target in targets:
         manifest = read_manifest(Path(target.path)) if "://" not in target.path and (Path(target.path) / MANIFEST).is_file() else None
@@ -87,18 +79,12 @@ def check_sets(loaded: LoadedRecipe) -> None:
 
 def _finished_artifacts(loaded: LoadedRecipe) -> tuple[str, ...]:
     """Folders under the recipe's output that hold a finished artifact which can answer, by name."""
-    if is_very_folder(loaded):
-        log.warning("--output names the folder of the reports, so no artifacts were looked for; name them as candidates")
-        return ()
-    folders = [path.parent for path in sorted(output_root(loaded).glob(f"*/{MANIFEST}")) if not path.parent.name.startswith(".")]
-    manifests = {str(folder): read_manifest(folder) for folder in folders}
     engine = loaded.recipe.evaluate.engine
-    return tuple(folder for folder, found in manifests.items() if answers(found) and _engine_fits(engine, found.kind))
+    return tuple(str(folder) for folder, found in finished_artifacts(loaded).items() if _engine_fits(engine, found.kind))
 
 
 def _target(loaded: LoadedRecipe, name: str) -> Target:
-    if not name:
-        raise UsageError("a candidate is an empty name", "give an artifact folder, or model for the source; is a variable not set?")
+    check_named(name)
     baseline = loaded.recipe.evaluate.baseline
     if "://" in name:
         Address.parse(name)
@@ -132,28 +118,21 @@ def _check_engine(loaded: LoadedRecipe, name: str, kind: str) -> None:
 
 
 def _opened(loaded: LoadedRecipe, name: str) -> tuple[str, Manifest | None]:
-    """What to open for a candidate, and its manifest when it is one of our artifacts. The working directory goes first."""
+    """What to open for a candidate, and its manifest when it is one of our artifacts."""
     if name == MODEL:
         return loaded.recipe.model.path, None
-    here = user_path(name)
-    folder = here.absolute() if is_there(here) else resolve_path(name, loaded.folder, kind="assets")
-    if folder is None or not folder.is_dir():
-        raise UsageError(f"candidate {name}: there is no such folder", "give an artifact folder, or model for the source")
+    folder = candidate_folder(loaded, name)
     if not (folder / MANIFEST).exists():
         return (name if name.startswith("builtin:") else str(folder)), None
     manifest = read_intact(folder)
-    if not answers(manifest):
-        kind = f"{manifest.kind} of one part" if manifest.kind in ANSWERING else manifest.kind
-        raise UsageError(f"candidate {name}: is an artifact of kind {kind}, which answers nothing", f"kinds that do: {', '.join(ANSWERING)}")
+    check_answers(name, manifest)
     return str(folder), manifest
 
 
 def _served_model(loaded: LoadedRecipe) -> tuple[str, ...]:
     """`URL#model` of evaluate.server, which is the candidate when none is named."""
-    section = loaded.recipe.evaluate
-    if section.engine not in ("auto", "openai") or section.server.url is None:
-        return ()
-    return (section.server.url + (f"#{section.server.model}" if section.server.model and "#" not in section.server.url else ""),)
+    served = served_model(loaded)
+    return (served,) if served is not None and loaded.recipe.evaluate.engine in ("auto", "openai") else ()
 
 
 def _baseline(loaded: LoadedRecipe, baseline: str) -> str:

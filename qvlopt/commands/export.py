@@ -6,7 +6,7 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from math import prod
 from pathlib import Path
 
@@ -20,11 +20,12 @@ from qvlopt.artifact.digest import digest_of
 from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import CheckRecord, Manifest, SourceRecord, read_manifest, write_manifest
 from qvlopt.artifact.process import peak_rss_bytes, thread_count
+from qvlopt.commands.forecast import forecast, takes
 from qvlopt.commands.graph_modules import module_records
 from qvlopt.commands.graphs_result import GraphsResult
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_folder
-from qvlopt.commands.plan import Plan, PlanRow
+from qvlopt.commands.plan import Plan, PlanRow, planned
 from qvlopt.errors import RunError
 from qvlopt.graphs.check import TOLERANCE, StageError, check_decoder, check_vision
 from qvlopt.graphs.decoder import build_decoder
@@ -33,10 +34,11 @@ from qvlopt.graphs.tables import write_tables
 from qvlopt.graphs.vision import build_vision
 from qvlopt.graphs.weights import FloatLinear, Weights, biased_layers, weights_of
 from qvlopt.graphs.writer import GraphWriter, Written
-from qvlopt.model.names import LANGUAGE, LM_HEAD, VISION, vision_linears
+from qvlopt.model.names import LANGUAGE, LM_HEAD, VISION, language_linears, vision_linears
 from qvlopt.model.rewrite import other_files
 from qvlopt.model.shapes import EMBEDDING, HEAD, text_shapes, vision_shapes
 from qvlopt.model.source import Source, open_source
+from qvlopt.recipe.command_line import command_line
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.schema import ExportSection
 from qvlopt.report.graphs_card import graphs_card
@@ -57,14 +59,11 @@ def export(
     Raises UsageError for an output in place, RunError for a source that cannot be used and for a graph that is not exact.
     """
     del resume
-    began, progress = time.monotonic(), progress or SilentProgress()
-    section = loaded.recipe.export
-    source = open_source(loaded.recipe.model.path, revision=loaded.recipe.model.revision, folder=loaded.folder)
-    other_files(source.folder)  # what cannot be copied is refused before the work
-    output = output_folder(loaded, KIND)
-    digest = digest_of({"kind": KIND, "algorithm": ALGORITHM, "source": source.digest, "section": section.model_dump(mode="json")})
     if dry_run:
-        return Plan(loaded, _plan_rows(source, section, output))
+        return planned(loaded, lambda: _plan_rows(loaded))
+    began, progress = time.monotonic(), progress or SilentProgress()
+    source, section, output = _opened(loaded), loaded.recipe.export, output_folder(loaded, KIND)
+    digest = digest_of({"kind": KIND, "algorithm": ALGORITHM, "source": source.digest, "section": section.model_dump(mode="json")})
     if is_done(output, digest, overwrite=overwrite):
         return GraphsResult.of(output, read_manifest(output), existed=True)
     require_space(output, _bytes_written(source, section))
@@ -76,9 +75,16 @@ def export(
         manifest = graphs_manifest(loaded, source, kind=KIND, digest=digest).model_copy(
             update={"modules": module_records(source, folder, written, section.parts, labels={}), "check": check, "peak_rss_bytes": peak_rss_bytes()}
         )
-        write_card(folder, manifest)
+        write_card(folder, manifest, command_line(loaded, "export", sections=("export",)))
         write_manifest(folder, manifest.model_copy(update={"seconds": time.monotonic() - began}))
     return GraphsResult.of(output, read_manifest(output), existed=False)
+
+
+def _opened(loaded: LoadedRecipe, *, cached: bool = False) -> Source:
+    """What cannot be copied is refused before the work."""
+    source = open_source(loaded.recipe.model.path, revision=loaded.recipe.model.revision, folder=loaded.folder, cached=cached)
+    other_files(source.folder)
+    return source
 
 
 def copy_files(folder: Path, source: Source) -> None:
@@ -87,10 +93,10 @@ def copy_files(folder: Path, source: Source) -> None:
         shutil.copyfile(path, folder / path.name)
 
 
-def write_card(folder: Path, manifest: Manifest) -> None:
-    """README.md over the files that are in the folder."""
+def write_card(folder: Path, manifest: Manifest, command: str) -> None:
+    """README.md over the files that are in the folder; `command` makes them again."""
     files = [path.name for path in folder.iterdir()]
-    (folder / "README.md").write_text(graphs_card(manifest.model_dump(mode="json"), files), encoding="utf-8")
+    (folder / "README.md").write_text(graphs_card(manifest.model_dump(mode="json"), files, command), encoding="utf-8")
 
 
 def graphs_manifest(loaded: LoadedRecipe, source: Source, *, kind: str, digest: str) -> Manifest:
@@ -116,7 +122,7 @@ def _write(folder: Path, source: Source, section: ExportSection, progress: Progr
     """Builds the parts, weight by weight, and says what was written."""
     weights, settings = weights_of(source), source.settings
     written: list[Written] = []
-    progress.start(len(_linears(source, section)), "export")
+    progress.start(len(graph_linears(source, section.parts)), "export")
     try:
         linear = FloatLinear(weights, biased_layers(source), seen=_told(progress))
         if "vision" in section.parts:
@@ -156,11 +162,10 @@ def _check(folder: Path, source: Source, section: ExportSection, *, threads: int
     return CheckRecord(passed=True, worst=worst.error, detail=f"largest relative error of a row against torch float32: {stages}")
 
 
-def _linears(source: Source, section: ExportSection) -> tuple[str, ...]:
-    """Canonical names of the linears in the parts."""
-    vision = vision_linears(source.settings.vision) if "vision" in section.parts else ()
-    text = [name.removesuffix(".weight") for name in text_shapes(source.settings.text) if name.endswith("proj.weight")]
-    decoder = (*(f"{LANGUAGE}.{name}" for name in text), LM_HEAD) if "decoder" in section.parts else ()
+def graph_linears(source: Source, parts: Collection[str]) -> tuple[str, ...]:
+    """Canonical names of the linears in the `parts` (vision, decoder)."""
+    vision = vision_linears(source.settings.vision) if "vision" in parts else ()
+    decoder = (*language_linears(source.settings.text), LM_HEAD) if "decoder" in parts else ()
     return (*vision, *decoder)
 
 
@@ -176,12 +181,12 @@ def _bytes_written(source: Source, section: ExportSection) -> int:
     return sum(4 * prod(shapes[name]) for name in wanted)
 
 
-def _plan_rows(source: Source, section: ExportSection, output: Path) -> tuple[PlanRow, ...]:
+def _plan_rows(loaded: LoadedRecipe) -> Iterator[PlanRow]:
+    source, section, output = _opened(loaded, cached=True), loaded.recipe.export, output_folder(loaded, KIND)
     whole = sum(entry.nbytes for entry in source.tensors.entries.values())
     check = f"every stage against torch float32, at most {TOLERANCE:g} off" if section.check else "nothing (export.check: false)"
-    return (
-        PlanRow("source", f"{source.id}: {source.folder}, {whole:,} bytes of tensors"),
-        PlanRow("exports", f"{' and '.join(section.parts)}: {len(_linears(source, section))} linears in {section.dtype}"),
-        PlanRow("writes", f"{output}: about {_bytes_written(source, section):,} bytes as {section.format}"),
-        PlanRow("checks", check),
-    )
+    yield PlanRow("source", f"{source.id}: {source.folder}, {whole:,} bytes of tensors")
+    yield PlanRow("exports", f"{' and '.join(section.parts)}: {len(graph_linears(source, section.parts))} linears in {section.dtype}")
+    yield PlanRow("writes", f"{output}: about {_bytes_written(source, section):,} bytes as {section.format}")
+    yield PlanRow("checks", check)
+    yield takes(forecast(loaded, "export", prepare(loaded)))

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any, NamedTuple
 
 import torch
 
 from qvlopt.artifact.tensors import TensorEntry
-from qvlopt.commands.calibration_data import Asked, check_flight, in_seeded_order, opened_inputs
+from qvlopt.commands.calibration_data import Asked, check_flight, in_seeded_order
+from qvlopt.commands.evaluate_cost import evaluate_cost, patches_of
+from qvlopt.commands.int8_prompts import CHECKED, MEASURED
+from qvlopt.commands.plan import PlanRow
 from qvlopt.commands.speed_probe import measured_rates
-from qvlopt.data.preflight import Preflight, check_pictures
-from qvlopt.errors import ItemError
 from qvlopt.model.awq_choice import Choice, choose
 from qvlopt.model.cost import IMPORTED_BYTES, START_SECONDS, Cost, Rates, TowerCost
-from qvlopt.model.preprocess import PictureProcessor
-from qvlopt.model.source import Source
+from qvlopt.model.names import Scope
+from qvlopt.model.source import Source, open_source
 from qvlopt.model.stage_forward import linear_dtype
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.schema import PIPELINE, QuantizeAwqSection
 
-COUNTED = ("calibrate", "quantize_awq")
-"""Stages whose operations are counted and were compared with runs; the others are rough."""
-ANSWER_TOKENS, PROMPT_TOKENS = 24, 300
-"""What an evaluated item has where nothing says otherwise: an answer, and a question with its picture's tokens."""
-GIVEN_ITEMS = 1000
-"""Items of an evaluation set without a limit."""
+PROMPT_TOKENS, QUESTION_TOKENS = 300, 30
+"""What is read of an item where nothing says otherwise, its pictures' tokens included, and what is read beside pictures."""
 
 
 def sized(count: int) -> str:
@@ -37,6 +35,12 @@ def sized(count: int) -> str:
 def lasting(seconds: float) -> str:
     """A duration for people."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+GRAPHS_SECONDS = 6.5
+"""Imports with onnx and onnxruntime, and opening sessions. Measured on nano."""
+ROUNDED_PASSES = 40
+"""Reads and writes of a weight while it is rounded, compared and stored in integers."""
 
 
 class Forecast(NamedTuple):
@@ -53,25 +57,41 @@ class Forecast(NamedTuple):
 
 
 def forecasts(loaded: LoadedRecipe, device: torch.device) -> tuple[Forecast, ...]:
-    """Of the recipe's sections in pipeline order. Raises UsageError or RunError for inputs that are not there or not usable."""
-    view = _View.of(loaded, device)
-    known: Mapping[str, Callable[[], Cost]] = {
-        "calibrate": view.tower.calibrate,
-        "quantize_awq": view.quantize_awq,
-        "export": view.export,
-        "quantize_int8": view.quantize_int8,
-        "evaluate": view.evaluate,
-        "bench": view.bench,
-    }
-    wanted = [section for section in PIPELINE if section in loaded.sections]
-    return tuple(Forecast(section.replace("_", "-"), *known[section](), basis=_basis(section, loaded)) for section in wanted)
+    """Of the recipe's sections in pipeline order. Raises UsageError or RunError for inputs that are not there or not usable.
+
+    Reads headers and tokenizer alone and fetches nothing: NotFetchedError for what is on the hub and not in the cache.
+    """
+    view = _View(loaded, device)
+    if not {"calibrate", "quantize_awq", "quantize_int8"}.isdisjoint(loaded.sections):
+        check_flight(view.asked)
+    return tuple(_forecast(view, section) for section in PIPELINE if section in loaded.sections)
+
+
+def forecast(loaded: LoadedRecipe, section: str, device: torch.device) -> Forecast:
+    """Of one section, whether the recipe has it or not. Raises as `forecasts`."""
+    return _forecast(_View(loaded, device), section)
+
+
+def takes(cost: Cost | Forecast) -> PlanRow:
+    """What a stage will take, in words for its plan."""
+    said = f"about {sized(cost.rss_bytes)} of memory, {sized(cost.disk_bytes)} of disk, {lasting(cost.seconds)} here"
+    return PlanRow("takes", f"{said}; qvlopt doctor says more")
+
+
+def _forecast(view: _View, section: str) -> Forecast:
+    cost: Cost = getattr(view, section)()
+    return Forecast(section.replace("_", "-"), *cost, basis=_basis(section, view.loaded))
 
 
 def _basis(section: str, loaded: LoadedRecipe) -> str:
-    """The tower's own search is counted; language models and other searches are not."""
-    asked = loaded.recipe.quantize_awq
-    usual = asked.engine == "native" and asked.scope != "vision+language" and not asked.search.compensate
-    return "counted" if section in COUNTED and loaded.recipe.calibrate.scope == "vision" and (usual or section == "calibrate") else "rough"
+    """Language models and other searches than the usual one are counted as well, but were compared with runs of a small model only."""
+    recipe, asked = loaded.recipe, loaded.recipe.quantize_awq
+    is_usual = {
+        "calibrate": recipe.calibrate.scope == "vision",
+        "quantize_awq": asked.engine == "native" and asked.scope != "vision+language" and not asked.search.compensate,
+        "evaluate": recipe.evaluate.engine in ("auto", "torch"),
+    }
+    return "counted" if is_usual.get(section, False) else "rough"
 
 
 def awq_bytes(source: Source, section: QuantizeAwqSection, choice: Choice) -> tuple[int, int]:
@@ -91,71 +111,75 @@ def checkpoint_bytes(source: Source) -> int:
 
 def awq_cost(asked: Asked, choice: Choice, device: torch.device, *, has_statistics: bool) -> Cost:
     """Of quantize-awq, for its plan and for the space that it asks for."""
-    tower = _tower_cost(asked.loaded, asked.source, asked.flight, asked.processor, device)
     section = asked.loaded.recipe.quantize_awq
     packed, written = awq_bytes(asked.source, section, choice)
-    return tower.quantize(section, packed_bytes=packed, written_bytes=written, has_statistics=has_statistics)
+    return _tower_cost(asked, device, section.scope).quantize(section, packed_bytes=packed, written_bytes=written, has_statistics=has_statistics)
 
 
-def _tower_cost(loaded: LoadedRecipe, source: Source, flight: Preflight, processor: PictureProcessor, device: torch.device) -> TowerCost:
-    used = in_seeded_order(flight.usable, loaded.recipe.seed)[: loaded.recipe.calibrate.samples]
-    tokens = [count for sample in used for size in flight.sizes[sample.id] if (count := _patches(processor, size))]
-    return TowerCost(source.settings.vision, tokens, checkpoint_bytes(source), measured_rates(linear_dtype(source, device)))
+def _tower_cost(asked: Asked, device: torch.device, scope: Scope) -> TowerCost:
+    """Of the tower, and of the decoder layers where the scope has them, over the pictures that calibrate."""
+    source, recipe = asked.source, asked.loaded.recipe
+    used = in_seeded_order(asked.flight.usable, recipe.seed)[: recipe.calibrate.samples]
+    patches = [[patches_of(asked.processor, size) for size in asked.flight.sizes[sample.id]] for sample in used]
+    tokens = [count for counts in patches for count in counts if count]
+    rates = measured_rates(linear_dtype(source, device))
+    tower = TowerCost(source.settings.vision, tokens, checkpoint_bytes(source), rates)
+    if scope != "vision+language":
+        return tower
+    merge = source.settings.vision.spatial_merge_size**2
+    return replace(tower, text=source.settings.text, prompts=[sum(counts) // merge + QUESTION_TOKENS for counts in patches])
 
 
-def _patches(processor: PictureProcessor, size: tuple[int, int]) -> int:
-    """0 for a picture that the checkpoint's rule refuses."""
-    try:
-        return prod(processor.grid(*size))
-    except ItemError:
-        return 0
-
-
-class _View(NamedTuple):
-    """A recipe's source, pictures and this machine, as far as costs depend on them."""
+@dataclass(frozen=True)
+class _View:
+    """A recipe and this machine, as far as costs depend on them; inputs are opened when a section needs them."""
 
     loaded: LoadedRecipe
-    source: Source
-    tower: TowerCost
-    rates: Rates
+    device: torch.device
 
-    @classmethod
-    def of(cls, loaded: LoadedRecipe, device: torch.device) -> _View:
-        source, data, processor = opened_inputs(loaded, cached=True)
-        flight = check_pictures(data.samples)
-        if not {"calibrate", "quantize_awq"}.isdisjoint(loaded.sections):
-            check_flight(Asked(loaded, source, data, flight, processor, digest=""))  # a digest would read all weights
-        tower = _tower_cost(loaded, source, flight, processor, device)
-        return cls(loaded, source, tower, tower.rates)
+    @cached_property
+    def asked(self) -> Asked:
+        return Asked.by(self.loaded, cached=True)
+
+    @cached_property
+    def source(self) -> Source:
+        model = self.loaded.recipe.model
+        return open_source(model.path, revision=model.revision, folder=self.loaded.folder, cached=True)
+
+    @cached_property
+    def rates(self) -> Rates:
+        return measured_rates(linear_dtype(self.source, self.device))
+
+    def calibrate(self) -> Cost:
+        tower = _tower_cost(self.asked, self.device, self.loaded.recipe.calibrate.scope)
+        return tower.calibrate(held_out=self.asked.held_out)
 
     def quantize_awq(self) -> Cost:
         section = self.loaded.recipe.quantize_awq
-        packed, written = awq_bytes(self.source, section, choose(self.source, section))
         found = "calibrate" in self.loaded.sections or section.statistics is not None
-        return self.tower.quantize(section, packed_bytes=packed, written_bytes=written, has_statistics=found)
+        return awq_cost(self.asked, choose(self.source, section), self.device, has_statistics=found)
 
     def export(self) -> Cost:
         """Graphs in float32; at 2B's shape 2.3 GB were seen: the largest tensor and a few layers at a time, to write and to compare."""
         written = 4 * self._parameters
-        return Cost(IMPORTED_BYTES + 6 * self._largest, written, START_SECONDS + 3 * written / (1e9 * self.rates.bytes) + self._items(8))
+        return Cost(IMPORTED_BYTES + 6 * self._largest, written, GRAPHS_SECONDS + 3 * written / (1e9 * self.rates.bytes) + self._items(8))
 
     def quantize_int8(self) -> Cost:
-        """One byte a weight, two where a 4-bit twin is kept beside it; calibrated over the float32 graphs."""
+        """One byte a weight, more where a 4-bit twin is kept beside it; every layer is measured, and graphs and torch are compared."""
         written = int(self._parameters * {"int8": 1.1, "fast": 1.7, "small": 0.8}[self.loaded.recipe.quantize_int8.layout])
-        seconds = START_SECONDS + 4 * self._parameters / (1e9 * self.rates.bytes) + self._items(self.loaded.recipe.calibrate.samples)
+        rounding = self._parameters * (4 / self.rates.bytes + ROUNDED_PASSES / self.rates.passes) / 1e9
+        seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED))
         return Cost(IMPORTED_BYTES + int(2.7 * self._parameters), written, seconds)  # 6.2 GB were seen at 2B's shape
 
     def evaluate(self) -> Cost:
-        """The source, then one candidate, over every set, in float32 on a CPU."""
-        section = self.loaded.recipe.evaluate
-        items = sum(min(filter(None, (entry.limit, section.limit)), default=GIVEN_ITEMS) for entry in section.data)
-        seconds = 2 * (START_SECONDS + self._items(items, answer=ANSWER_TOKENS))
-        return Cost(IMPORTED_BYTES + 4 * self._parameters, 1_000_000 + 2000 * items, seconds)
+        return evaluate_cost(self.loaded, self.source, self.rates)
 
     def bench(self) -> Cost:
         section = self.loaded.recipe.bench
-        runs = (section.repeats + section.warmup) * len(section.images) * sum(section.concurrency)
-        seconds = 2 * (START_SECONDS + self._items(runs, answer=section.new_tokens))
+        prompts = 1 if isinstance(section.prompt_tokens, int) else len(section.prompt_tokens)
+        runs = (section.repeats + section.warmup) * len(section.images) * prompts * sum(section.concurrency)
+        engines = 2 + len({"quantize_awq", "export", "quantize_int8"}.intersection(self.loaded.sections))
+        seconds = engines * (START_SECONDS + self._items(runs, answer=section.new_tokens))
         return Cost(IMPORTED_BYTES + 4 * self._parameters, 1_000_000, seconds)
 
     @property

@@ -15,7 +15,8 @@ from qvlopt.model.names import EMBEDDING, LM_HEAD, VISION
 from qvlopt.model.shapes import canonical_name
 from qvlopt.model.source import Source
 
-_TABLE_MODULES = {"embed_tokens": EMBEDDING, "pos_embed": f"{VISION}.pos_embed"}
+TABLE_MODULES = {"embed_tokens": EMBEDDING, "pos_embed": f"{VISION}.pos_embed"}
+"""Modules by the name that they have in the tables."""
 
 
 def module_records(
@@ -47,7 +48,7 @@ def _after(folder: Path, written: Iterable[Written]) -> tuple[dict[str, str], di
     dtypes: dict[str, str] = {}
     sizes: dict[str, int] = {}
     for row in module_rows(TensorFiles.open(folder, weights=TABLES)):
-        module = _TABLE_MODULES[row.name]
+        module = TABLE_MODULES[row.name]
         dtypes[module], sizes[module] = row.dtype, row.bytes
     for weight in written:
         part, _, parameter = weight.name.rpartition(".")

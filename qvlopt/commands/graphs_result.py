@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FORMAT = "onnx"
+SHOWN = 5
+"""Layers of the table of errors on a terminal."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,22 @@ class GraphsResult:
             before, after = self._bytes(prefix)
             table.add_row(name, f"{before:,}", f"{after:,}")
         console.print(table)
+        if self.layers:
+            self._render_layers(console)
         console.print(safe(self.check.detail), highlight=False, markup=False)
         console.print(safe(f"artifact: {self.output}"), markup=False, highlight=False, soft_wrap=True)
+
+    def _render_layers(self, console: Console) -> None:
+        """The layers that are off most; all of them are in the model card."""
+        from rich.table import Table
+
+        worst = sorted(self.layers, key=lambda layer: -layer.loss)[:SHOWN]
+        table = Table("layer", "plain", "chosen", "by", title=f"||error|| / ||output||, the {len(worst)} worst of {len(self.layers)} layers")
+        for layer in worst:
+            table.add_row(safe(layer.name), f"{layer.rounding_loss:.4f}", f"{layer.loss:.4f}", safe(layer.method))
+        console.print(table)
+        floats = sum(layer.method.startswith("float32") for layer in self.layers)
+        console.print(f"{len(self.layers) - floats} layers in integers, {floats} in float32; every one is in README.md and qvlopt.json")
 
     def _bytes(self, prefix: str) -> tuple[int, int]:
         wanted = [module for module in self.modules if module.name.startswith(prefix)]

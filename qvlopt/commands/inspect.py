@@ -11,6 +11,7 @@ from qvlopt.artifact.manifest import MANIFEST, read_manifest
 from qvlopt.artifact.modules import ModuleRow, module_rows
 from qvlopt.artifact.tensors import WEIGHTS, TensorFiles
 from qvlopt.errors import RunError, UsageError
+from qvlopt.graphs.names import TABLES
 from qvlopt.report.plain import safe
 
 if TYPE_CHECKING:
@@ -61,12 +62,19 @@ class InspectResult:
 def inspect(path: Path, *, digests: bool = True) -> InspectResult:
     """Lists what is stored in a checkpoint folder, in an artifact of qvlopt, or in one safetensors file.
 
-    Reads headers, and all bytes once for `digests`; needs no torch. Raises UsageError when there is no such path and
+    Reads headers, and all bytes once for `digests`. Raises UsageError when there is no such path and
     RunError when a file is missing or broken.
     """
     path = Path(path)
-    files = _open(path)
-    rows = module_rows(files, digests=digests)
+    if (path / TABLES).is_file() and (path / MANIFEST).is_file():
+        from qvlopt.commands.inspect_graphs import graph_files, graph_rows  # needs onnx and torch, which other folders do not
+
+        manifest = read_manifest(path)
+        files = graph_files(path, manifest)
+        rows = graph_rows(path, files, manifest, digests=digests)
+    else:
+        files = _open(path)
+        rows = module_rows(files, digests=digests)
     return InspectResult(path, rows, _totals(rows, len(files.entries)))
 
 

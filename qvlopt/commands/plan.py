@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
+from qvlopt.errors import NotFetchedError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.plain import safe
 
@@ -53,6 +54,14 @@ class Plan:
             plan.add_row(item, safe(text))
         console.print(values)
         console.print(plan)
+
+
+def planned(loaded: LoadedRecipe, rows: Callable[[], Iterator[PlanRow]]) -> Plan:
+    """The plan with its `rows`, which raise NotFetchedError for what is not in the cache: then the plan is to fetch that first."""
+    try:
+        return Plan(loaded, tuple(rows()))
+    except NotFetchedError as error:
+        return Plan(loaded, (PlanRow("fetches", f"{error.message}; a run fetches it first, and what it takes is told once it is there"),))
 
 
 def resolved_values(loaded: LoadedRecipe) -> Iterator[ResolvedValue]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qvlopt.commands.bench import bench
 from qvlopt.commands.bench_inputs import check_bench
 from qvlopt.commands.calibrate import calibrate
+from qvlopt.commands.calibration_data import Asked
 from qvlopt.commands.evaluate import evaluate
 from qvlopt.commands.evaluate_inputs import check_sets
 from qvlopt.commands.export import export
@@ -21,13 +21,12 @@ from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
 from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.errors import UsageError, worst_exit_code
+from qvlopt.model.source import open_source
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.report.progress import Progress
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-log = logging.getLogger(__name__)
 
 
 class _Result(Protocol):
@@ -47,7 +46,7 @@ COMMANDS: dict[str, Callable[..., _Result]] = {
     "evaluate": evaluate,
     "bench": bench,
 }
-"""Sections that this version works through; the others of the contract are named and left out."""
+"""What works through each section."""
 
 CHECKS: dict[str, Callable[[LoadedRecipe], object]] = {
     "quantize_awq": partial(quantize_awq, dry_run=True),
@@ -61,13 +60,13 @@ CHECKS: dict[str, Callable[[LoadedRecipe], object]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """One section of the recipe: `status` is done, existed, skipped (not in this version) or failed (a gate's verdict)."""
+    """One section of the recipe: `status` is done, existed or failed (a gate's verdict)."""
 
     command: str
     status: str
     output: str | None
     seconds: float
-    result: _Result | None
+    result: _Result
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class RunResult:
 
     @property
     def exit_code(self) -> int:
-        return worst_exit_code(step.result.exit_code for step in self.steps if step.result)
+        return worst_exit_code(step.result.exit_code for step in self.steps)
 
     def to_json(self) -> dict[str, Any]:
         steps = [{"command": s.command.replace("_", "-"), "status": s.status, "output": s.output, "seconds": s.seconds} for s in self.steps]
@@ -88,8 +87,7 @@ class RunResult:
 
     def render(self, console: Console) -> None:
         for step in self.steps:
-            if step.result is not None:
-                step.result.render(console)
+            step.result.render(console)
         for step in self.steps:
             console.print(f"{step.command.replace('_', '-')}: {step.status} in {step.seconds:.0f} s", highlight=False)
 
@@ -97,24 +95,30 @@ class RunResult:
 def run(
     loaded: LoadedRecipe, *, overwrite: bool = False, resume: bool = False, dry_run: bool = False, progress: Progress | None = None
 ) -> RunResult | Plan:
-    """Works through the sections. Raises UsageError when the recipe has none that this version can do."""
+    """Works through the sections. Raises UsageError when the recipe has none."""
     loaded = as_root(loaded)
-    wanted = [section for section in loaded.sections if section in COMMANDS]
-    later = [section for section in loaded.sections if section not in COMMANDS]
-    for section in later:
-        log.warning("section %s is not in this version and is left out", section)
+    wanted = loaded.sections
     if not wanted:
-        raise UsageError(f"{loaded.source}: has no section that this version can run", f"add one of {', '.join(COMMANDS)}")
+        raise UsageError(f"{loaded.source}: has no section to run", f"add one of {', '.join(COMMANDS)}")
     how = {"overwrite": overwrite, "resume": resume, "progress": progress}
     if dry_run:
         plans = [COMMANDS[section](loaded, dry_run=True, **how) for section in wanted]
         return Plan(loaded, tuple(row for plan in plans if isinstance(plan, Plan) for row in plan.rows))
+    _fetch(loaded, wanted)
     for section in wanted[1:]:  # what is wrong later on ends the run before hours of work, not after them
         CHECKS[section](loaded)
     steps = [_step(section, loaded, how) for section in wanted]
-    steps += [Step(section, "skipped", None, 0.0, None) for section in later]
-    verdict = next((s.result.to_json().get("verdict") for s in steps if s.command == "evaluate" and s.result), None)
+    verdict = next((s.result.to_json().get("verdict") for s in steps if s.command == "evaluate"), None)
     return RunResult(output_root(loaded), tuple(steps), verdict)
+
+
+def _fetch(loaded: LoadedRecipe, wanted: Sequence[str]) -> None:
+    """Gets what is on the hub before the checks, which fetch nothing."""
+    model = loaded.recipe.model
+    if not {"calibrate", "quantize_awq", "quantize_int8"}.isdisjoint(wanted):
+        Asked.by(loaded)
+    elif "export" in wanted:
+        open_source(model.path, revision=model.revision, folder=loaded.folder)
 
 
 def _step(section: str, loaded: LoadedRecipe, how: dict[str, Any]) -> Step:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from qvlopt.data.columns import check_columns, check_table
 from qvlopt.data.rows import Record
 from qvlopt.data.table_rows import TableRows
-from qvlopt.errors import ItemError, RunError, UsageError
+from qvlopt.errors import ItemError, NotFetchedError, RunError, UsageError
 
 LIGHT_ROWS = 1024
 ONE, SEVERAL = "state.json", "dataset_dict.json"
@@ -112,7 +112,7 @@ def open_hub(wanted: HubSet, split: str | None, columns: Mapping[str, str]) -> A
         if isinstance(error, ValueError) and "onfig" in str(error):
             raise UsageError(f"{wanted}: {_line(error)}", hint="name one as ORGANISATION/NAME:CONFIGURATION") from error
         reason = "HF_HUB_OFFLINE is set" if offline else _line(error) if wanted.download else "a dry run downloads nothing"
-        raise RunError(
+        raise (RunError if wanted.download else NotFetchedError)(
             f"there is no file or folder {wanted}, and the set of that name is not in the cache {config.HF_DATASETS_CACHE}: {reason}",
             hint="download it once with a connection, or give the path of a local copy",
         ) from error

@@ -66,11 +66,6 @@ def read_header(source: Path | bytes, *, root: Path | None = None, name: str | N
         return PictureHeader(size, 1 if image.format == "MPO" else getattr(image, "n_frames", 1))
 
 
-def picture_size(source: Path | bytes, *, root: Path | None = None) -> tuple[int, int]:
-    """(width, height) in pixels from the header alone, EXIF orientation applied."""
-    return read_header(source, root=root).size
-
-
 def leaves_folder(name: str) -> bool:
     """True for a picture's name that is empty, absolute or climbs with `..`, by the rules of POSIX or of Windows."""
     posix, windows = PurePosixPath(name), PureWindowsPath(name)

@@ -52,13 +52,19 @@ def require_exact(manifest: Manifest) -> None:
         raise RunError(fault, "make the artifact on this machine, where qvlopt quantize-int8 keeps weights to 7 bits")
 
 
-def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """The kernel of the graphs, on one small product."""
+def product_session(weight: np.ndarray, *, rows: int, threads: int) -> onnxruntime.InferenceSession:
+    """Multiplies its input `x` uint8 [rows, K] with int8 [K, N] by the kernel of the graphs."""
     node = helper.make_node("MatMulInteger", ["x", "w"], ["y"])
-    inputs = [helper.make_tensor_value_info("x", TensorProto.UINT8, list(x.shape))]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.UINT8, [rows, weight.shape[0]])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.INT32, None)]
     graph = helper.make_graph([node], "product", inputs, outputs, [onnx.numpy_helper.from_array(weight, "w")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    product: np.ndarray = session.run(None, {"x": x})[0]
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _product(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """One small product."""
+    product: np.ndarray = product_session(weight, rows=len(x), threads=1).run(None, {"x": x})[0]
     return product

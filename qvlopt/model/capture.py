@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -119,17 +118,6 @@ class Capture:
             return observer.totals(), state
         self.parts.keep(_part(state.passed + 1), {}, {path.name: writer.digest})
         return observer.totals(), _State(state.passed + 1, HiddenStates(path, state.hidden.shapes), state.grids)
-
-
-def capture_vision(
-    source: Source, batches: Iterable[Batch], folder: Path, *, device: torch.device | str = "cpu", seed: int = 0, most_tokens: int = MOST_TOKENS
-) -> dict[str, Gram]:
-    """All stages' statistics at once, for towers whose statistics fit into memory. `folder` holds the hidden states meanwhile."""
-    capture = Capture(source, Parts(folder), torch.device(device), seed, most_tokens)
-    try:
-        return {name: gram for _, grams in capture.stages(lambda: batches) for name, gram in grams.items()}
-    finally:
-        capture.parts.remove()
 
 
 class _State(NamedTuple):

@@ -1,4 +1,4 @@
-"""What calibrating and quantising the tower takes, from config, headers and the pictures' sizes alone: operations, bytes, memory.
+"""What calibrating and quantising takes, from config, headers and the pictures' sizes alone: operations, bytes, memory.
 
 Operations are counted as the code does them, term by term; how fast they go is measured where it matters (`Rates`). Letters:
 T tokens, N outputs, K inputs, g weights a group.
@@ -6,12 +6,13 @@ T tokens, N outputs, K inputs, g weights a group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, NamedTuple
 
-from qvlopt.model.names import Stage, vision_stages
-from qvlopt.model.shapes import vision_shapes
+from qvlopt.model.names import LANGUAGE, VISION, Stage, language_stages, unclipped_rows, vision_stages
+from qvlopt.model.shapes import text_shapes, vision_shapes
 from qvlopt.model.token_draw import MOST_TOKENS
 from qvlopt.model.vision import VisionConfig
 from qvlopt.recipe.schema import QuantizeAwqSection
@@ -20,6 +21,8 @@ FLOAT32 = 4
 EVERYWHERE, NEARBY = 12, 5
 """Shrinks that the clip search tries for each of its moves: eleven steps and what is there, or two to either side."""
 MOVES, SWEEPS, FINALISTS = 3, 2, 4
+SHARING = ("self_attn.k_proj", "self_attn.v_proj", "mlp.up_proj")
+"""Linears whose statistics are those of the linear before them."""
 RANKED, LARGE = 2**19, 2**20
 """Weights that rank the candidate scales, and from which on shortcuts are taken (quant/awq.py, model/quantize.py)."""
 SAMPLED = 1 / 8
@@ -36,6 +39,8 @@ GATHERED_BYTES = 200_000_000
 """Inputs that wait for a product X^T X (capture.py: 32 MiB a linear), and their copies while it is made."""
 OVERHEAD = 1.1
 """Processor time of a run over that of the operations which are counted. Measured on the 2B tower and on nano."""
+CALL_SECONDS = 0.001
+"""Processor time of a stage's calls for one picture, whatever its size, and of its way to a file and back. Measured on nano."""
 START_SECONDS = 5.0
 """Imports and reading headers."""
 
@@ -63,18 +68,23 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class TowerCost:
-    """`tokens` are patches of every picture that will be used; `checkpoint_bytes` those of all stored tensors."""
+    """`tokens` are patches of every picture that will be used; `checkpoint_bytes` those of all stored tensors.
+
+    With `text`, a ModelConfig's, the decoder layers are calibrated and quantised as well, over `prompts` of so many tokens.
+    """
 
     config: VisionConfig
     tokens: Sequence[int]
     checkpoint_bytes: int
     rates: Rates
+    text: Mapping[str, Any] | None = None
+    prompts: Sequence[int] = ()
 
-    def calibrate(self) -> Cost:
-        """Of `calibrate` with statistics in a folder."""
+    def calibrate(self, *, held_out: bool = False) -> Cost:
+        """Of `calibrate` with statistics in a folder; those of some pictures apart if they are `held_out`."""
         widths = [k for stage in self._stages for _, k in self._linears(stage)]
-        statistics = sum(FLOAT32 * k * k + 20 * k for k in widths)
-        seconds = self._forward(self.tokens) + self._statistics() + self._reading(self.checkpoint_bytes + statistics)
+        statistics = (1 + held_out) * sum(FLOAT32 * k * k + 20 * k for k in widths)
+        seconds = self._forwards() + self._statistics() + self._reading(self.checkpoint_bytes + 3 * statistics)
         return Cost(self._rss(searched=False), statistics + self._hidden_bytes, START_SECONDS + OVERHEAD * seconds)
 
     def quantize(self, section: QuantizeAwqSection, *, packed_bytes: int, written_bytes: int, has_statistics: bool = False) -> Cost:
@@ -82,30 +92,73 @@ class TowerCost:
         seconds = self._search(section) + self._check()
         seconds += self._reading(5 * self.checkpoint_bytes + 4 * written_bytes)
         if not has_statistics:
-            seconds += self._forward(self.tokens) + self._statistics()
+            seconds += self._forwards() + self._statistics()
         disk = written_bytes + packed_bytes + (0 if has_statistics else self._hidden_bytes)
         return Cost(self._rss(searched=True), disk, START_SECONDS + OVERHEAD * seconds)
 
+    def running_bytes(self, tokens: int) -> int:
+        """Activations of so many patches in a block."""
+        return FLOAT32 * tokens * (8 * self.config.hidden_size + 3 * self.config.intermediate_size)
+
     @property
-    def _stages(self) -> tuple[Stage, ...]:
+    def _tower(self) -> tuple[Stage, ...]:
         return vision_stages(self.config)
 
     @property
+    def _decoder(self) -> tuple[Stage, ...]:
+        return () if self.text is None else language_stages(self.text)
+
+    @property
+    def _stages(self) -> tuple[Stage, ...]:
+        return (*self._tower, *self._decoder)
+
+    @property
     def _hidden_bytes(self) -> int:
-        """Hidden states before and after a block, on disk."""
-        return 2 * FLOAT32 * self.config.hidden_size * sum(self.tokens)
+        """Hidden states before and after a stage, on disk; of the language model DeepStack's features as well."""
+        tower = 2 * FLOAT32 * self.config.hidden_size * sum(self.tokens)
+        if self.text is None:
+            return tower
+        taps = len(self.config.deepstack_visual_indexes) * sum(self.tokens) // self.config.spatial_merge_size**2
+        return tower // 2 + FLOAT32 * int(self.text["hidden_size"]) * (2 * sum(self.prompts) + taps)
 
     def _linears(self, stage: Stage) -> list[tuple[int, int]]:
         """(N, K) of a stage's linears."""
-        shapes = vision_shapes(self.config)
+        shapes = self._shapes[stage.root]
         return [(shapes[f"{name}.weight"][0], shapes[f"{name}.weight"][1]) for name in stage.linears]
+
+    @cached_property
+    def _shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        text = {} if self.text is None else {LANGUAGE: text_shapes(self.text)}
+        return {VISION: vision_shapes(self.config), **text}
 
     def _merged(self, stage: Stage) -> int:
         return 1 if stage.name.startswith("blocks.") else self.config.spatial_merge_size**2
 
+    def _read(self, stage: Stage) -> int:
+        """Tokens that a stage's linears read."""
+        return sum(self.prompts) if stage.root == LANGUAGE else sum(self.tokens) // self._merged(stage)
+
+    def _forwards(self) -> float:
+        """Seconds of running everything that is calibrated; for the decoder's prompts the tower runs a second time, in float32."""
+        calls = CALL_SECONDS * len(self.tokens) * len(self._tower)
+        if self.text is None:
+            return self.forward() + calls
+        calls += CALL_SECONDS * len(self.prompts) * (len(self._tower) + len(self._decoder))
+        linear = sum(2 * n * k * sum(self.prompts) for stage in self._decoder for n, k in self._linears(stage))
+        elements = sum(self.prompts) * len(self._decoder) * int(20 * self.text["hidden_size"] + 14 * self.text["intermediate_size"])
+        decoder = linear / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
+        return self.forward() + self._replaced(linear=self.rates.float32).forward() + decoder + calls
+
+    def over(self, tokens: Sequence[int]) -> TowerCost:
+        """The same tower over other pictures."""
+        return replace(self, tokens=tokens)
+
+    def forward(self) -> float:
+        """Seconds of the tower's forward over all pictures."""
+        return self._forward(self.tokens)
+
     def _forward(self, tokens: Sequence[int]) -> float:
-        """Seconds of the tower's forward."""
-        linear = sum(2 * n * k * sum(tokens) / self._merged(stage) for stage in self._stages for n, k in self._linears(stage))
+        linear = sum(2 * n * k * sum(tokens) / self._merged(stage) for stage in self._tower for n, k in self._linears(stage))
         attention = sum(4 * count * count * self.config.hidden_size for count in tokens) * self.config.depth
         elements = sum(tokens) * self.config.depth * (20 * self.config.hidden_size + 14 * self.config.intermediate_size)
         return linear / (1e9 * self.rates.linear) + attention / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
@@ -114,22 +167,35 @@ class TowerCost:
         """Seconds of the products X^T X, of which half is computed."""
         flop, elements = 0.0, 0.0
         for stage in self._stages:
-            used = min(MOST_TOKENS, sum(self.tokens) // self._merged(stage))
-            for _, k in self._linears(stage):
+            used = min(MOST_TOKENS, self._read(stage))
+            for name, (_, k) in zip(stage.linears, self._linears(stage), strict=True):
+                if name.endswith(SHARING):
+                    continue
                 flop += used * k * k
                 elements += 12 * used * k + 10 * k * k
         return flop / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
 
     def _search(self, section: QuantizeAwqSection) -> float:
-        """Seconds of all layers' searches: what one layer costs is `_layer`."""
+        """Seconds of all layers' searches: what one layer costs is `_layer`, and `_compensated` where errors are made up for."""
         work = [self._layer(stage, index, section) for stage in self._stages for index in range(len(stage.linears))]
+        if section.search.compensate:
+            work += work  # with and without; each is done again with all tokens where it won
+            work += [self._compensated(n, k) for stage in self._stages for n, k in self._linears(stage)]
         flop, elements = sum(each[0] for each in work), sum(each[1] for each in work)
         return flop / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
+
+    @staticmethod
+    def _compensated(n: int, k: int) -> tuple[float, float]:
+        """Operations in products, and element passes, of compensating a layer twice: a factor in float64, a first pass and a sweep.
+
+        Columns come one at a time, with a dozen steps over the rows each, and a share of a block's other columns.
+        """
+        return 2 * (k**3 + 6.0 * n * k * k), 2 * (30.0 * n * k + n * k * 64 * 3)
 
     def _layer(self, stage: Stage, index: int, section: QuantizeAwqSection) -> tuple[float, float]:
         """Operations in products, and element passes, of one layer."""
         name, (n, k) = stage.linears[index], self._linears(stage)[index]
-        weights, clipped = n * k, (n // 3 if name.endswith("attn.qkv") else n) * k
+        weights, clipped = n * k, (n - unclipped_rows(name, n)) * k
         folds = section.search.scale and any(name in fold.consumers for fold in stage.folds)
         is_large = weights >= LARGE
         rounds = 1 + folds * (2 * SAMPLED if is_large else 1)
@@ -152,7 +218,7 @@ class TowerCost:
         return 2 * slow._forward(tokens) + 4 * self._parameters / (1e9 * self.rates.passes)
 
     def _replaced(self, *, linear: float) -> TowerCost:
-        return TowerCost(self.config, self.tokens, self.checkpoint_bytes, self.rates._replace(linear=linear))
+        return replace(self, rates=self.rates._replace(linear=linear))
 
     @property
     def _parameters(self) -> int:
@@ -162,9 +228,8 @@ class TowerCost:
         return count / (1e9 * self.rates.bytes)
 
     def _rss(self, *, searched: bool) -> int:
-        """Bytes at the peak: the costliest stage, or the largest picture's activations."""
-        most = max(self.tokens, default=0)
-        running = FLOAT32 * most * (8 * self.config.hidden_size + 3 * self.config.intermediate_size)
+        """Bytes at the peak: the costliest stage or the embedding table, and the largest picture's activations."""
+        running = self.running_bytes(max(self.tokens, default=0))
         stage = 0
         for each in self._stages:
             linears = self._linears(each)
@@ -173,4 +238,5 @@ class TowerCost:
             widest = max(FLOAT32 * (weight * n * k + square * k * k) for n, k in linears)
             stage = max(stage, held + widest)
         gathered = min(GATHERED_BYTES, 8 * FLOAT32 * sum(self.tokens) * self.config.hidden_size)
-        return IMPORTED_BYTES + stage + running + (CHUNK_BYTES if searched else gathered)
+        table = 0 if self.text is None else 2 * int(self.text["vocab_size"] * self.text["hidden_size"])
+        return IMPORTED_BYTES + max(stage, table) + running + (CHUNK_BYTES if searched else gathered)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from qvlopt.errors import RunError
+from qvlopt.errors import NotFetchedError, RunError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]
@@ -21,7 +21,7 @@ def is_hub_id(path: str) -> bool:
 def download(repository: str, *, revision: str | None, cached: bool = False) -> Path:
     """The snapshot folder of a repository; offline (HF_HUB_OFFLINE), or with `cached`, only what the cache holds.
 
-    Raises RunError naming the repository, the revision and the cache.
+    Raises RunError naming the repository, the revision and the cache; NotFetchedError where only `cached` kept it from being fetched.
     """
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
@@ -38,10 +38,10 @@ def download(repository: str, *, revision: str | None, cached: bool = False) -> 
             hint="check the path; for a gated model accept its terms and log in with `hf auth login`",
         ) from error
     except (LocalEntryNotFoundError, CachedRepoTreeNotFoundError) as error:
-        reason = "it was not asked for" if cached else "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
-        raise RunError(
-            f"there is no folder {repository}, and {where} is not in the cache {constants.HF_HUB_CACHE}; {reason}",
-            hint="download it once with a connection, or give the path of a local folder",
-        ) from error
+        absent = f"there is no folder {repository}, and {where} is not in the cache {constants.HF_HUB_CACHE}"
+        hint = "download it once with a connection, or give the path of a local folder"
+        if cached:
+            raise NotFetchedError(f"{absent}; nothing is fetched to plan", hint=hint) from error
+        raise RunError(f"{absent}; {'HF_HUB_OFFLINE is set' if offline else 'the hub cannot be reached'}", hint=hint) from error
     except (OSError, ValueError) as error:
         raise RunError(f"downloading {where} failed: {error}", hint=f"the cache is {constants.HF_HUB_CACHE}; run again to go on") from error

@@ -2,13 +2,15 @@
 
 The prompts are those that an answer starts from: the chat template's tokens, the pictures' features in place of the image
 tokens, DeepStack's features added behind the first layers. One prompt is run at a time, so there is no padding; tokens of
-text and of pictures count alike. One layer's weights and statistics are in memory, what goes from layer to layer lies in
-files. Letters in shapes: T tokens, M image tokens, D hidden width.
+text and of pictures count alike. One layer's weights and statistics are in memory, and one prompt; what goes from layer to
+layer lies in files, and so does where every prompt's tokens stand. A killed run goes on from the last layer that it
+finished. Letters in shapes: T tokens, M image tokens, D hidden width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,13 +43,27 @@ class Prompt(NamedTuple):
     pictures: tuple[Picture, ...]
 
 
-class _State(NamedTuple):
-    """The prompts before a layer; `taps` are DeepStack's features [taps, M, D], `visual` the image tokens' places, of every prompt."""
+_PROMPTS, _PLACES, _TAPS = "language-prompts", "language-places.f32", "deepstack.f32"
+"""The part that all layers need, and its files."""
 
+
+class _State(NamedTuple):
+    """The prompts before layer `passed`; of every prompt `taps` are DeepStack's features [taps, M, D].
+
+    `places` [1, T, 4]: every token's three M-RoPE positions, and 1 where it is an image's. Float32 holds them exactly.
+    """
+
+    passed: int
     hidden: HiddenStates
     taps: HiddenStates
-    visual: Sequence[torch.Tensor]
-    angles: Sequence[Angles]
+    places: HiddenStates
+
+    def angles(self, model: LanguageStages, prompt: int) -> Angles:
+        return model.angles(self.places.read(prompt)[0, :, :3].T.long())
+
+    def visual(self, prompt: int) -> torch.Tensor:
+        """Where image tokens stand, bool [T]."""
+        return self.places.read(prompt)[0, :, 3] > 0
 
 
 @dataclass(frozen=True)
@@ -66,58 +82,73 @@ class LanguageCapture:
     ) -> Iterator[tuple[Stage, dict[str, Gram]]]:
         """Every layer that is not in `done`, in order, with its linears' statistics by canonical name.
 
-        Layers that are done are run all the same, as far as one that is not needs them. Raises RunError naming the layer whose
-        inputs are not finite, and where there is no prompt.
+        A layer counts as finished when the next is asked for: its input is dropped then. Layers that are done are run all the
+        same, as far as one that is not needs them and no hidden states of an earlier run can be used; `prompts` are read only
+        where there are none at all. Raises RunError naming the layer whose inputs are not finite, and where there is no prompt.
         """
         stages = language_stages(self.source.settings.text)
         left = [index for index, stage in enumerate(stages) if stage.name not in done]
         if not left:
             return
         model = LanguageStages(self.source, dtype=torch.float32, device=self.device)
-        state = self._begin(model, prompts, seen)
-        for index, stage in enumerate(stages[: left[-1] + 1]):
+        state = self._start(left[0], model, prompts, seen)
+        for index in range(state.passed, left[-1] + 1):
+            stage = stages[index]
             sums = _Sums(f"{LANGUAGE}.{stage.name}", state.hidden.shapes, self.seed, self.most_tokens, held_out=self.held_out)
             after = self._layer(model, index, state, sums=sums if index in left else None)
             if index in left:
                 yield stage, _with_aliases(stage, sums.totals())
-            state.hidden.path.unlink(missing_ok=True)
-            state = state._replace(hidden=after)
-            seen(0, f"{stage.name}: {len(state.visual)} prompts")
+            del sums
+            self.parts.drop(_part(index), _file(index))
+            state = state._replace(passed=index + 1, hidden=after)
+            seen(0, f"{stage.name}: {len(state.hidden)} prompts")
+
+    def _start(self, most: int, model: LanguageStages, prompts: Iterable[Prompt], seen: Seen) -> _State:
+        """Before the last layer up to `most` of which there are hidden states; else before the first, from the prompts."""
+        kept = self.parts.record(_PROMPTS)
+        for passed in range(most, -1, -1):
+            if kept is not None and self.parts.record(_part(passed)) is not None:
+                for other in {*range(model.layers + 1)} - {passed}:
+                    self.parts.drop(_part(other), _file(other))
+                shapes = {name: [(a, b, c) for a, b, c in kept[name]] for name in ("hidden", "taps", "places")}
+                paths = {"hidden": _file(passed), "taps": _TAPS, "places": _PLACES}
+                return _State(passed, **{name: HiddenStates(self.parts.path(paths[name]), shapes[name]) for name in paths})
+        return self._begin(model, prompts, seen)
 
     @torch.no_grad()
     def _begin(self, model: LanguageStages, prompts: Iterable[Prompt], seen: Seen) -> _State:
         """The first layer's inputs, in files."""
-        shapes: list[Shape] = []
-        tap_shapes: list[Shape] = []
-        visual, angles = [], []
-        path, tap_path = self.parts.path("language-0.f32"), self.parts.path("deepstack.f32")
-        with HiddenWriter(path) as writer, HiddenWriter(tap_path) as taps:
+        files = {"hidden": _file(0), "taps": _TAPS, "places": _PLACES}
+        shapes: dict[str, list[Shape]] = {name: [] for name in files}
+        with ExitStack() as stack:
+            writers = {name: stack.enter_context(HiddenWriter(self.parts.path(file))) for name, file in files.items()}
             for group in _groups(prompts):
                 for prompt, (hidden, features) in zip(group, embedded_prompts(model, group), strict=True):
-                    writer.append(hidden)
-                    if features.numel():
-                        taps.append(features)
-                    shapes.append((1, hidden.shape[1], hidden.shape[2]))
-                    tap_shapes.append((features.shape[0], features.shape[1], features.shape[2]))
-                    visual.append(visual_places(model, prompt))
-                    angles.append(model.angles(prompt.positions))
-                seen(0, f"{len(shapes)} prompts read")
-        if not shapes:
+                    places = torch.cat((prompt.positions.T.float(), visual_places(model, prompt)[:, None].float().cpu()), dim=1)[None]
+                    for name, values in (("hidden", hidden), ("taps", features), ("places", places)):
+                        if values.numel():
+                            writers[name].append(values)
+                        shapes[name].append((values.shape[0], values.shape[1], values.shape[2]))
+                seen(0, f"{len(shapes['hidden'])} prompts read")
+        if not shapes["hidden"]:
             raise RunError("the language model: there is no prompt to calibrate with", "give samples with questions")
-        return _State(HiddenStates(path, shapes), HiddenStates(tap_path, tap_shapes), visual, angles)
+        self.parts.keep(_PROMPTS, shapes, {files[name]: writers[name].digest for name in ("taps", "places")})
+        self.parts.keep(_part(0), {}, {files["hidden"]: writers["hidden"].digest})
+        return _State(0, **{name: HiddenStates(self.parts.path(file), shapes[name]) for name, file in files.items()})
 
     @torch.no_grad()
     def _layer(self, model: LanguageStages, index: int, state: _State, *, sums: _Sums | None) -> HiddenStates:
-        path = self.parts.path(f"language-{index + 1}.f32")
+        path = self.parts.path(_file(index + 1))
         run = model.layer(index, observe=sums)
         with HiddenWriter(path) as writer:
             for place in range(len(state.hidden)):
                 if sums is not None:
                     sums.prompt = place
-                hidden = run(state.hidden.read(place).to(self.device), state.angles[place])
+                hidden = run(state.hidden.read(place).to(self.device), state.angles(model, place))
                 if index < state.taps.shapes[place][0]:
-                    hidden[:, state.visual[place]] += state.taps.read(place)[index].to(self.device)
+                    hidden[:, state.visual(place).to(self.device)] += state.taps.read(place)[index].to(self.device)
                 writer.append(hidden)
+        self.parts.keep(_part(index + 1), {}, {path.name: writer.digest})
         return HiddenStates(path, state.hidden.shapes)
 
 
@@ -191,6 +222,14 @@ def _with_aliases(stage: Stage, totals: dict[str, Gram]) -> dict[str, Gram]:
             if (source := _SAME_INPUTS.get(part, part) + mark) in totals:
                 found[f"{stage.root}.{linear}{mark}"] = totals[source]
     return found
+
+
+def _part(passed: int) -> str:
+    return f"language-{passed}"
+
+
+def _file(passed: int) -> str:
+    return f"language-{passed}.f32"
 
 
 def _groups(prompts: Iterable[Prompt]) -> Iterator[list[Prompt]]:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextDecoderLayer, Qwen3VLTextRotaryEmbedding
 
-from qvlopt.model.load import read_parameter
+from qvlopt.model.parameters import read_parameter
 from qvlopt.model.shapes import HEAD, LANGUAGE, text_shapes
 from qvlopt.model.source import Source
 
@@ -38,9 +38,9 @@ class LanguageStages:
         return int(self.config.num_hidden_layers)
 
     def embed(self, rows: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Embeddings [T, D] of each int64 [T]."""
-        table = self._read("embed_tokens.weight")
-        return [F.embedding(ids.to(self.device), table) for ids in rows]
+        """Embeddings [T, D] of each int64 [T]. The table, the largest tensor there is, is never there in another dtype."""
+        table = read_parameter(self.source, LANGUAGE + "embed_tokens.weight")
+        return [F.embedding(ids.cpu(), table).to(device=self.device, dtype=self.dtype) for ids in rows]
 
     def angles(self, positions: torch.Tensor) -> Angles:
         """Cosine and sine [1, T, head_dim] of M-RoPE positions int64 [3, T]."""

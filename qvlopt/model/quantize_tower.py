@@ -13,10 +13,10 @@ from qvlopt.errors import RunError
 from qvlopt.model.autoawq_stage import quantize_stage_by_autoawq
 from qvlopt.model.awq_choice import Choice
 from qvlopt.model.capture import GramWithInputs
-from qvlopt.model.load import checkpoint_dtype
 from qvlopt.model.names import Stage, language_stages, vision_stages
 from qvlopt.model.pack_layer import pack_layer
 from qvlopt.model.pad_inner import is_inner_input, padded, padded_gram, padded_parameters
+from qvlopt.model.parameters import checkpoint_dtype
 from qvlopt.model.quantization_config import awq_config, compressed_config
 from qvlopt.model.quantize import LayerReport, QuantizedStage, Search, quantize_stage
 from qvlopt.model.rewrite import Added, Rewrite

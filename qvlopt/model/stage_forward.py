@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from qvlopt.model.load import load_vision_part
+from qvlopt.model.load_tower import load_vision_part
 from qvlopt.model.names import Stage, vision_stages
 from qvlopt.model.positions import Grid
 from qvlopt.model.source import Source

@@ -40,20 +40,22 @@ _MORE_DAMPING = (0.0, 0.01, 0.1, 1.0)
 
 class Factor(NamedTuple):
     """H of some inputs, factored. order [K]: columns as they are rounded, those with the most energy first, while much is left
-    to make up for them. upper: M in that order, float32 [K, K]. damping: what made it."""
+    to make up for them. upper: M in that order, float32 [K, K]. damping: what made it. dead [K]: channels without energy."""
 
     order: torch.Tensor
     upper: torch.Tensor
     damping: float
+    dead: torch.Tensor
 
     @property
     def energy(self) -> torch.Tensor:
-        """What the square of a column's own rounding error costs when all later columns make up for it: M_ii squared, [K].
+        """What the square of a column's own rounding error costs when all later columns make up for it: M_ii squared, [K];
+        nothing where the channel is dead, whose M_ii stands for no input.
 
         The loss of `compensate` is the sum of these over columns, so a grid that suits it is sought with this diagonal in
         the place of H, as if no channel went with another.
         """
-        return torch.empty_like(self.upper[0]).index_copy_(0, self.order, self.upper.diagonal().square())
+        return torch.empty_like(self.upper[0]).index_copy_(0, self.order, self.upper.diagonal().square()).masked_fill_(self.dead, 0.0)
 
     def rescaled(self, scale: torch.Tensor) -> Factor:
         """The factor for inputs divided by `scale` [K]; the order stays."""
@@ -75,7 +77,7 @@ def factored(h: torch.Tensor, *, damping: float = DAMPING) -> Factor | None:
     for more in _MORE_DAMPING:
         lower, failed = torch.linalg.cholesky_ex(_damped(mirrored, damping + more))
         if not int(failed):
-            return Factor(order, lower.flip(0, 1).float(), damping + more)
+            return Factor(order, lower.flip(0, 1).float(), damping + more, h.diagonal() <= 0)
     return None
 
 

@@ -22,6 +22,8 @@ FileName = Annotated[str, Field(min_length=1, pattern=r"^[^./\\\x00-\x1f][^/\\\x
 PictureSize = Annotated[str, Field(pattern=r"^[1-9][0-9]*x[1-9][0-9]*$")]
 Task = Literal["ocr", "vqa", "doc", "chart", "ocrbench", "grounding", "choice", "text"]
 Dtype = Literal["float32", "float16", "bfloat16"]
+Attention = Literal["sdpa", "eager", "flash_attention_2"]
+"""How torch's language model attends, in transformers' words."""
 
 PIPELINE = ("calibrate", "quantize_awq", "export", "quantize_int8", "evaluate", "bench")
 """The sections that `run` works through, in this order."""
@@ -166,6 +168,8 @@ class BenchSection(Section):
     repeats: Count = 10
     warmup: NotNegative = 2
     concurrency: Annotated[tuple[Count, ...], Field(min_length=1)] = (1,)
+    attention: Annotated[tuple[Attention, ...], Field(min_length=1)] = ("sdpa",)
+    compile: bool = False
     compare: Words | None = None
     gate: Positive | None = None
 

@@ -42,28 +42,37 @@ class Score(NamedTuple):
     verdict: str
 
 
-def awq_card(manifest: Mapping[str, Any]) -> str:
-    """README.md of a quantize-awq artifact from its manifest's plain values."""
+def awq_card(manifest: Mapping[str, Any], command: str) -> str:
+    """README.md of a quantize-awq artifact from its manifest's plain values and the command that makes it."""
     section = manifest["recipe"]["quantize_awq"]
     layers: Sequence[Mapping[str, Any]] = manifest["layers"]
     source = manifest["source"]
     form = section["format"]
     parts = [
         _front_matter(source["path"], section["bits"], form),
-        f"# {manifest['recipe']['name']}: vision tower in INT{section['bits']}\n",
-        f"{len(layers)} linear layers of the vision tower of `{source['path']}` are rounded to {section['bits']} bits in groups of "
-        f"{section['group_size']} ({'with zero points' if section['zero_point'] else 'symmetric'}). The language model and lm_head are "
+        f"# {manifest['recipe']['name']}: {_scope(section)} in INT{section['bits']}\n",
+        f"{len(layers)} linear layers of the {_scope(section)} of `{source['path']}` are rounded to {section['bits']} bits in groups of "
+        f"{section['group_size']} ({'with zero points' if section['zero_point'] else 'symmetric'}). {_kept(section)} "
         f"{'byte for byte those of the source' if section['dtype'] == 'source' else 'cast to ' + section['dtype']}; "
         "`qvlopt.json` lists every module with its digest before and after.\n",
         _sizes(manifest["modules"]),
         f"## Scores\n\n{SCORES_BEGIN}\nNot evaluated yet: run `qvlopt evaluate` on this folder.\n{SCORES_END}\n",
         _losses(layers, manifest["coverage"]),
+        _compensation(layers) if section["search"]["compensate"] else "",
         f"## Running it\n\n    {_SERVE}\n\n{_ENGINES[form]}\n",
-        f"## Made by\n\nqvlopt {manifest['version']}, recipe `{manifest['recipe']['name']}` (in full in `qvlopt.json`):\n\n"
-        f"    qvlopt quantize-awq --recipe {manifest['recipe']['name']}\n\n"
+        f"## Made by\n\nqvlopt {manifest['version']}, recipe `{manifest['recipe']['name']}` (in full under `recipe` in `qvlopt.json`):\n\n"
+        f"    {command}\n\n"
         f"Source digest `{source['digest']}`{', revision `' + source['revision'] + '`' if source['revision'] else ''}.\n",
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
+
+
+def _scope(section: Mapping[str, Any]) -> str:
+    return "vision tower and decoder layers" if section["scope"] == "vision+language" else "vision tower"
+
+
+def _kept(section: Mapping[str, Any]) -> str:
+    return "Embeddings and lm_head are" if section["scope"] == "vision+language" else "The language model and lm_head are"
 
 
 def with_scores(card: str, scores: Sequence[Score]) -> str:
@@ -108,3 +117,20 @@ def _losses(layers: Sequence[Mapping[str, Any]], coverage: Mapping[str, Any]) ->
         f"The {len(worst)} worst:\n"
     )
     return "\n".join([lead, "| layer | rounding | chosen | by |", "|---|---|---|---|", *rows, ""])
+
+
+def _compensation(layers: Sequence[Mapping[str, Any]]) -> str:
+    """Every layer with its loss on held-out pictures, without compensation and as chosen."""
+    judged = [layer for layer in layers if layer["held_out_loss"] is not None and layer["held_out_uncompensated"] is not None]
+    chosen = [layer for layer in judged if "compensate" in layer["method"]]
+    rows = []
+    for layer in judged:
+        old, new = float(layer["held_out_uncompensated"]), float(layer["held_out_loss"])
+        done, change = "yes" if layer in chosen else "no", new / old - 1 if old else 0.0
+        rows.append(f"| `{layer['name']}` | {done} | {old:.5f} | {new:.5f} | {change:+.0%} |")
+    before, after = (sum(float(layer[key]) for layer in judged) for key in ("held_out_uncompensated", "held_out_loss"))
+    lead = (
+        f"## Compensation\n\n{len(chosen)} of {len(judged)} layers are rounded so that each column makes up for the errors of those before it. "
+        f"Chosen by the loss on pictures that were held out: {before:.4f} without, {after:.4f} as chosen. Then all pictures were fitted to.\n"
+    )
+    return "\n".join([lead, "| layer | compensated | held out, without | as chosen | change |", "|---|---|---|---|---|", *rows, ""])

@@ -28,11 +28,27 @@ def reading(metric: Mapping[str, Any]) -> str:
     if metric["verdict"] == "fail":
         return f"dropped by more than {margin}: {seen}"
     if metric["verdict"] == "inconclusive":
-        needed = f"; about {metric['n_needed']:,} items would be needed (80 % power)" if metric.get("n_needed") else ""
-        return f"cannot rule out a drop of more than {margin}: {seen}{needed}"
+        return f"{_unsure(metric, margin)}: {seen}{_needed(metric)}"
     if metric.get("drop_within_margin"):
         return f"a drop is shown, but one of less than {margin}: {seen}"
     return f"no drop of {margin}: {seen}"
+
+
+def _unsure(metric: Mapping[str, Any], margin: str) -> str:
+    """A drop that is demonstrated alone, and not among several metrics, is said to be that."""
+    corrected = metric.get("p_drop_holm")
+    if metric["ci_high"] < -metric["margin"] and corrected is not None:
+        return f"looks like a drop of more than {margin}, but among several metrics chance may do that (p = {corrected:.2g} after Holm's correction)"
+    return f"cannot rule out a drop of more than {margin}"
+
+
+def _needed(metric: Mapping[str, Any]) -> str:
+    needed = metric.get("n_needed")
+    if not needed or metric["ci_high"] < -metric["margin"]:
+        return ""
+    if needed <= metric["n"]:
+        return "; what was seen is close to the margin, more items may not decide"
+    return f"; about {needed:,} items would be needed (80 % power)"
 
 
 def described(metric: Mapping[str, Any]) -> str:

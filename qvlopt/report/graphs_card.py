@@ -9,6 +9,8 @@ from typing import Any
 from qvlopt.report.card import SCORES_BEGIN, SCORES_END
 
 WORST = 10
+"""Layers that are shown at once; the others come behind a fold."""
+_COLUMNS = ("| layer | plain | chosen | by |", "|---|---|---|---|")
 _FILES = {
     "vision.onnx": "the vision tower, one picture of any size a run, with its DeepStack features",
     "decoder.onnx": "the language model: prefill, chunks and single steps over key-value buffers that stay in place",
@@ -17,10 +19,10 @@ _FILES = {
 }
 
 
-def graphs_card(manifest: Mapping[str, Any], files: Sequence[str]) -> str:
-    """README.md of an export or quantize-int8 artifact from its manifest's plain values and the names of its files."""
+def graphs_card(manifest: Mapping[str, Any], files: Sequence[str], command: str) -> str:
+    """README.md of an export or quantize-int8 artifact from its manifest's plain values, its files' names and the command that makes it."""
     is_export = manifest["kind"] == "export"
-    command, section = ("export", "float32") if is_export else ("quantize-int8", f"layout {manifest['recipe']['quantize_int8']['layout']}")
+    section = "float32" if is_export else f"layout {manifest['recipe']['quantize_int8']['layout']}"
     source, name = manifest["source"], manifest["recipe"]["name"]
     listed = "\n".join(f"| `{file}` | {text} |" for file, text in _FILES.items() if file in files)
     parts = [
@@ -34,7 +36,7 @@ def graphs_card(manifest: Mapping[str, Any], files: Sequence[str]) -> str:
         "" if is_export else _errors(manifest["layers"]),
         "## Running it\n\n    qvlopt evaluate <this folder>\n    qvlopt bench <this folder>\n\nIn Python: `qvlopt.runtime.open_engine`. "
         "transformers, vLLM, llama.cpp and onnxruntime-genai do not read this folder.\n",
-        f"## Made by\n\nqvlopt {manifest['version']}, recipe `{name}` (in full in `qvlopt.json`):\n\n    qvlopt {command} --recipe {name}\n\n"
+        f"## Made by\n\nqvlopt {manifest['version']}, recipe `{name}` (in full under `recipe` in `qvlopt.json`):\n\n    {command}\n\n"
         f"Source digest `{source['digest']}`{', revision `' + source['revision'] + '`' if source['revision'] else ''}.\n",
     ]
     return "\n".join(part for part in parts if part)
@@ -48,11 +50,15 @@ def _front_matter(base: str, tag: str, *, quantised: bool) -> str:
 
 
 def _errors(layers: Sequence[Mapping[str, Any]]) -> str:
-    """The layers whose output is off most."""
+    """Every layer, those whose output is off most first and again in order of computation behind a fold."""
     worst = sorted(layers, key=lambda layer: -float(layer["loss"]))[:WORST]
-    rows = [f"| `{layer['name']}` | {layer['rounding_loss']:.5f} | {layer['loss']:.5f} | {layer['method']} |" for layer in worst]
     lead = (
         "## Error per layer\n\n||error|| / ||output|| on calibration inputs, without and with what was chosen. "
         f"The {len(worst)} worst of {len(layers)}:\n"
     )
-    return "\n".join([lead, "| layer | plain | chosen | by |", "|---|---|---|---|", *rows, ""])
+    fold = [f"<details><summary>All {len(layers)} layers</summary>", "", *_COLUMNS, *map(_row, layers), "", "</details>", ""]
+    return "\n".join([lead, *_COLUMNS, *map(_row, worst), "", *fold])
+
+
+def _row(layer: Mapping[str, Any]) -> str:
+    return f"| `{layer['name']}` | {layer['rounding_loss']:.5f} | {layer['loss']:.5f} | {layer['method']} |"

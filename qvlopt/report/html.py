@@ -39,7 +39,7 @@ def html_page(document: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], pi
         f"<h1>qvlopt {shown(document['version'])} · evaluation</h1>",
         _banner(verdict, document),
         *(_result(result, len(document["results"]) > 1) for result in document["results"]),
-        _gallery(cases, pictures),
+        _gallery(cases, pictures, is_compared=any(result.get("baseline") is not None for result in document["results"])),
         *(_failures(result) for result in document["results"]),
         _conditions(document),
         f"<footer>Every answer is in items.jsonl, every figure in report.json. {shown(str(document.get('started') or ''))}</footer>",
@@ -80,7 +80,8 @@ def _result(result: Mapping[str, Any], is_one_of_many: bool) -> str:
         f"<ul>{reasons}</ul>" if reasons else "",
         _findings(result),
         _scores(result["metrics"]),
-        _sizes(result.get("by_size", ())),
+        _groups("picture size", "size", result.get("by_size", ()), "By picture size as the model saw it"),
+        _groups("kind", "kind", result.get("by_stratum", ()), "By kind of item"),
         _counts(result.get("sets", ())),
         _damage(result),
     ]
@@ -117,15 +118,16 @@ def _variants(metrics: Sequence[Mapping[str, Any]]) -> str:
     return f"<details><summary>Variants of the metrics</summary>{inner}</details>" if known else ""
 
 
-def _sizes(sizes: Sequence[Mapping[str, Any]]) -> str:
-    if not sizes:
+def _groups(head: str, key: str, groups: Sequence[Mapping[str, Any]], title: str) -> str:
+    """The deciding metric by what the items have under `key`, folded away."""
+    if not groups:
         return ""
     rows = [
-        [shown(each["name"]), shown(each["size"]), f"{each['n']:,}", percent(each["base"]), percent(each["candidate"]), points(each["delta"])]
-        for each in sizes
+        [shown(each["name"]), shown(each[key]), f"{each['n']:,}", percent(each["base"]), percent(each["candidate"]), points(each["delta"])]
+        for each in groups
     ]
-    inner = table(("set", "picture size", "items", "base %", "candidate %", "change, points"), rows, numbers=(2, 3, 4, 5))
-    return f"<details><summary>By picture size as the model saw it ({len(rows)} rows)</summary>{inner}</details>"
+    inner = table(("set", head, "items", "base %", "candidate %", "change, points"), rows, numbers=(2, 3, 4, 5))
+    return f"<details><summary>{title} ({len(rows)} rows)</summary>{inner}</details>"
 
 
 def _counts(sets: Sequence[Mapping[str, Any]]) -> str:
@@ -154,7 +156,9 @@ def _damage(result: Mapping[str, Any]) -> str:
     return f'<h2>Damage</h2>\n{told}<div class="columns">{"".join(blocks)}</div>' if told or blocks else ""
 
 
-def _gallery(cases: Sequence[Case], pictures: Pictures) -> str:
+def _gallery(cases: Sequence[Case], pictures: Pictures, *, is_compared: bool) -> str:
+    if not cases and not is_compared:
+        return "<h2>Pictures answered wrongly</h2>\n<p>None: every answer that was scored is right.</p>"
     if not cases:
         return "<h2>Pictures that got worse</h2>\n<p>None: every answer that was compared is the same.</p>"
     told = most_telling(cases, MOST_CASES)

@@ -27,7 +27,7 @@ MOST_EXPECTED = 10
 
 
 class Gallery:
-    """Makes cards; remembers the pictures that it has, and how much room is left for more."""
+    """Makes cards; remembers the pictures that it has, and how much room is left for more: shown again, one takes room again."""
 
     def __init__(self, pictures: Callable[[str, str], Iterable[Image]]) -> None:
         self._pictures = pictures
@@ -43,9 +43,14 @@ class Gallery:
 
     def _figure(self, case: Case) -> str:
         key = (case.set, case.id)
-        if key not in self._known:
-            self._known[key] = self._embedded(case)
-        return f"<figure>{self._known[key]}</figure>"
+        known = self._known.get(key)
+        if known is None:
+            self._known[key] = known = self._embedded(case)
+        elif len(known) > self._left:
+            known = "<figcaption>left out, the page has no room for more pictures</figcaption>"
+        else:
+            self._left -= len(known)
+        return f"<figure>{known}</figure>"
 
     def _embedded(self, case: Case) -> str:
         parts: list[str] = []

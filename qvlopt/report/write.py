@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,10 @@ def new_folder(parent: Path, stamp: str) -> Path:
     return path
 
 
-def prepare_parent(parent: Path) -> None:
+def prepare_parent(parent: Path, *, is_alive: Callable[[int], bool]) -> None:
     """Makes sure that reports can be written below `parent`, before the work whose outcome they hold; makes nothing that stays.
 
-    Raises OSError when they cannot. What killed runs left there is removed.
+    Raises OSError when they cannot. What killed runs left there is removed: `is_alive` says of a process's id whether it still runs.
     """
     place = Path(os.path.abspath(parent))
     while not os.path.exists(place):
@@ -45,7 +45,7 @@ def prepare_parent(parent: Path) -> None:
         pass
     for path in parent.glob(".*.tmp-*"):
         match = LEFTOVER.fullmatch(path.name)
-        if match is None or _is_alive(int(match[1])):
+        if match is None or is_alive(int(match[1])):
             continue
         if path.is_symlink():
             path.unlink(missing_ok=True)
@@ -83,19 +83,6 @@ def _renamed(temporary: Path, folder: Path) -> bool:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
             return False
         raise
-    return True
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether another process has this id; our own marks a leftover too, for in containers ids repeat."""
-    if pid == os.getpid():
-        return False
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
     return True
 
 

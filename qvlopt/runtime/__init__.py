@@ -10,6 +10,7 @@ from qvlopt.artifact.process import thread_count
 from qvlopt.errors import RunError
 from qvlopt.recipe.load import LoadedRecipe
 from qvlopt.recipe.paths import resolve_path
+from qvlopt.recipe.schema import Attention
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +22,12 @@ ONNX_KINDS = ("export", "int8")
 """Kinds of artifact that ONNX Runtime answers for; torch does for checkpoints and for all others."""
 
 
-def open_engine(path: str, *, loaded: LoadedRecipe) -> Engine:
+def open_engine(path: str, *, loaded: LoadedRecipe, attention: Attention = "sdpa", compiled: bool = False) -> Engine:
     """The engine that answers for the checkpoint or artifact at `path`, or at `URL#model`, as the recipe's evaluate section says.
 
     What is at `path` decides, not `evaluate.engine`, which is about candidates: their base may need another engine.
-    Sets torch's number of threads. Raises RunError when it cannot be run or the recipe asks for a GPU and there is none.
+    `attention` and `compiled` are about torch's language model. Sets torch's number of threads. Raises RunError when it cannot
+    be run or the recipe asks for a GPU and there is none.
     """
     if "://" in path:
         from qvlopt.runtime.openai_engine import OpenAIEngine
@@ -33,7 +35,7 @@ def open_engine(path: str, *, loaded: LoadedRecipe) -> Engine:
         return OpenAIEngine.open(path, loaded=loaded)
     folder = resolve_path(path, loaded.folder, kind="assets")
     kind = read_manifest(folder).kind if folder is not None and (folder / MANIFEST).is_file() else "checkpoint"
-    return _onnx(folder, loaded) if folder is not None and kind in ONNX_KINDS else _torch(path, loaded)
+    return _onnx(folder, loaded) if folder is not None and kind in ONNX_KINDS else _torch(path, loaded, attention, compiled)
 
 
 def _onnx(folder: Path, loaded: LoadedRecipe) -> LocalEngine:
@@ -45,7 +47,7 @@ def _onnx(folder: Path, loaded: LoadedRecipe) -> LocalEngine:
     return OnnxEngine.open(folder, threads=thread_count(recipe.hardware.threads), pixels=recipe.pixels)
 
 
-def _torch(path: str, loaded: LoadedRecipe) -> LocalEngine:
+def _torch(path: str, loaded: LoadedRecipe, attention: Attention, compiled: bool) -> LocalEngine:
     import torch
 
     from qvlopt.model.source import open_source
@@ -55,7 +57,11 @@ def _torch(path: str, loaded: LoadedRecipe) -> LocalEngine:
     device = _device(recipe.hardware.device)
     torch.set_num_threads(thread_count(recipe.hardware.threads))
     source = open_source(path, revision=recipe.model.revision if path == recipe.model.path else None, folder=loaded.folder)
-    return TorchEngine.open(source, dtype=_dtype(recipe.evaluate.dtype, device, source), device=device, pixels=recipe.pixels)
+    dtype = _dtype(recipe.evaluate.dtype, device, source)
+    engine = TorchEngine.open(source, dtype=dtype, device=device, pixels=recipe.pixels, attn_implementation=attention)
+    if compiled:
+        engine.compile()
+    return engine
 
 
 def _device(wanted: str) -> str:
@@ -72,7 +78,7 @@ def _dtype(wanted: str, device: str, source: Source) -> torch.dtype:
     import torch
 
     from qvlopt.model.config import DTYPES
-    from qvlopt.model.load import checkpoint_dtype
+    from qvlopt.model.parameters import checkpoint_dtype
 
     if wanted != "auto":
         return DTYPES[wanted]

@@ -135,7 +135,7 @@ class OnnxEngine:
 
     def encode(self, picture: Picture) -> Encoded:
         """The tower's features of one picture, from the cache where they are there."""
-        features = self._features([picture], list(self._keys([picture]).values()))[0]
+        features = self._features([picture], list(self._keys([picture]).values()), None)[0]
         return Encoded(*(torch.from_numpy(array.copy()) for array in features))
 
     def close(self) -> None:
@@ -175,7 +175,7 @@ class OnnxEngine:
         begun = [prefix for prefix in prefixes(ids, spans, keys, self.model.digest) if prefix.length < len(ids)]
         known = self.prompts.longest(begun)
         seen = known[0].pictures if known else 0
-        features = self._features(item.pictures[seen:], keys[seen:])
+        features = self._features(item.pictures[seen:], keys[seen:], deadline)
         placed = [Placed(*span, each) for span, each in zip(spans[seen:], features, strict=True)]
         with stage(self.on_stage, "prefill"):
             language.kv.start(len(ids) + 1)
@@ -196,7 +196,7 @@ class OnnxEngine:
         if self.prompts.would_keep(prefix.length * kv.token_bytes):
             self.prompts.put(prefix, kv.snapshot(prefix.length))
 
-    def _features(self, pictures: Sequence[Picture], keys: Sequence[str]) -> list[PictureFeatures]:
+    def _features(self, pictures: Sequence[Picture], keys: Sequence[str], deadline: float | None) -> list[PictureFeatures]:
         if not pictures:
             return []
         shape, features = self.model.language.shape, []
@@ -204,6 +204,7 @@ class OnnxEngine:
             for picture, key in zip(pictures, keys, strict=True):
                 each = self.pictures.get(key, tokens=self._tokens(picture), hidden=shape.hidden, taps=shape.taps)
                 if each is None:
+                    self._check_time(deadline)
                     each = self.model.vision.encode(picture)
                     self.pictures.put(key, each)
                 features.append(each)

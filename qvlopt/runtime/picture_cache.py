@@ -1,7 +1,7 @@
 """Features of pictures that were encoded before. A picture is what the tower sees of it: no name, no file, no time.
 
 In memory up to a number of bytes and, where a folder is given, on disk as well, up to another. Files there are read as
-data only (safetensors), checked against the shapes that are expected, and dropped when they are anything else.
+data only (safetensors) and dropped when they are not, to the byte, what was written for that very picture.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
+from qvlopt.artifact.process import is_another_alive
 from qvlopt.graphs import names
 from qvlopt.model.preprocess import Picture
 from qvlopt.runtime.byte_cache import ByteCache, cache_limit_bytes
@@ -24,6 +25,8 @@ SHARE = 16
 MOST_BYTES = 1 << 30
 """One part in SHARE of the memory at hand, MOST_BYTES at most: at 2B's shape, 30 pictures of 1024x1024 or more of smaller ones."""
 FOLDER_BYTES = 4 << 30
+_SEAL = "seal"
+"""Name of `_seal` in a file's metadata."""
 
 
 def picture_key(picture: Picture, graph_digest: str) -> str:
@@ -51,7 +54,7 @@ class PictureCache:
         """The features of a picture of so many tokens, or None."""
         known = self.memory.get(key)
         if known is None and self._folder is not None:
-            known = _read(self._folder / f"{key}.safetensors", (tokens, hidden), (taps, tokens, hidden))
+            known = _read(self._folder, key, (tokens, hidden), (taps, tokens, hidden))
             if known is not None:
                 self.memory.put(key, known, known.nbytes)
         return known
@@ -64,29 +67,44 @@ class PictureCache:
                 _write(self._folder, key, features, self._folder_bytes)
 
 
-def _read(path: Path, embeds: tuple[int, ...], deepstack: tuple[int, ...]) -> PictureFeatures | None:
-    """A file's features; None, and the file is gone, when it is not what was written."""
+def _read(folder: Path, key: str, embeds: tuple[int, ...], deepstack: tuple[int, ...]) -> PictureFeatures | None:
+    """The features that were written for this key; None, and the file is gone, when it holds anything else."""
+    path = folder / f"{key}.safetensors"
     try:
-        stored = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            features = PictureFeatures(file.get_tensor(names.IMAGE_EMBEDS), file.get_tensor(names.DEEPSTACK))
+            seal = (file.metadata() or {}).get(_SEAL)
         os.utime(path)
     except FileNotFoundError:
         return None
     except (OSError, SafetensorError, ValueError):
-        stored = {}
-    features = PictureFeatures(*(stored.get(name, np.empty(0)) for name in (names.IMAGE_EMBEDS, names.DEEPSTACK)))
-    if (features.image_embeds.shape, features.deepstack.shape) == (embeds, deepstack) and {a.dtype for a in features} == {np.dtype(np.float32)}:
+        features, seal = None, None
+    expected = [(shape, np.dtype(np.float32)) for shape in (embeds, deepstack)]
+    if features is not None and [(array.shape, array.dtype) for array in features] == expected and seal == _seal(key, features):
         return features
     with suppress(OSError):
         path.unlink()
     return None
 
 
+def _seal(key: str, features: PictureFeatures) -> str:
+    """Hex SHA-256 of the key and of the features' bytes: what makes a file this picture's."""
+    digest = hashlib.sha256(key.encode())
+    for array in features:
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
+
+
 def _write(folder: Path, key: str, features: PictureFeatures, limit_bytes: int) -> None:
     """Complete or absent; then the files that were not used for longest go until the folder is within its limit."""
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".*.tmp-*"):
+        if left.suffix.removeprefix(".tmp-").isdecimal() and not is_another_alive(int(left.suffix.removeprefix(".tmp-"))):
+            left.unlink(missing_ok=True)
     temporary = folder / f".{key}.tmp-{os.getpid()}"
     try:
-        save_file({names.IMAGE_EMBEDS: features.image_embeds, names.DEEPSTACK: features.deepstack}, temporary)
+        tensors = {names.IMAGE_EMBEDS: features.image_embeds, names.DEEPSTACK: features.deepstack}
+        save_file(tensors, temporary, metadata={_SEAL: _seal(key, features)})
         os.replace(temporary, folder / f"{key}.safetensors")
     finally:
         temporary.unlink(missing_ok=True)

@@ -7,9 +7,11 @@ penalties. Rows that are done leave the batch as soon as half of it is.
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +25,7 @@ from qvlopt.model.load import LoadedModel, load_model
 from qvlopt.model.preprocess import Picture, PictureProcessor
 from qvlopt.model.prompt import Prompter
 from qvlopt.model.source import Source
-from qvlopt.recipe.schema import PixelLimits
+from qvlopt.recipe.schema import Attention, PixelLimits
 from qvlopt.runtime.batch import Batch, Features, build_batch, encode_pictures
 from qvlopt.runtime.engine import Answer, Encoded, OnStage, Prepared, Scored, Stage, stage
 from qvlopt.runtime.preparer import Preparer
@@ -32,8 +34,8 @@ from qvlopt.runtime.row import Row, token_limit
 CACHE = "cache" if "cache" in inspect.signature(Qwen3VLTextModel.forward).parameters else "past_key_values"
 """What the running transformers calls the key-value cache; it was renamed within 5.x, and the wrong name is swallowed."""
 
-Attention = Literal["sdpa", "eager", "flash_attention_2"]
-"""How the language model attends, in transformers' words. The tower always uses torch's scaled_dot_product_attention."""
+COMPILER = os.environ.get("CXX", "g++")
+"""What torch.compile calls for the CPU."""
 
 
 class TorchEngine:
@@ -47,6 +49,7 @@ class TorchEngine:
         self.processor = processor
         self.model_digest = model_digest
         self.on_stage: OnStage | None = None
+        self.is_compiled = False
         # rows beyond the tokenizer's ids only pad the table: they must never be answered
         self._head = model.head[: prompter.vocabulary_size]
         self._preparer = Preparer(prompter, processor)
@@ -55,7 +58,7 @@ class TorchEngine:
     def open(
         cls, source: Source, *, dtype: torch.dtype, device: str, pixels: PixelLimits | None = None, attn_implementation: Attention = "sdpa"
     ) -> TorchEngine:
-        """Loads a checkpoint.
+        """Loads a checkpoint. `attn_implementation` is the language model's; the tower always uses torch's scaled_dot_product_attention.
 
         Raises RunError for whatever is wrong with it or when the attention is not installed, UsageError for impossible
         pixel limits.
@@ -69,6 +72,15 @@ class TorchEngine:
             raise RunError(f"attention {attn_implementation} cannot be used here: {str(error).splitlines()[0]}", hint="use sdpa") from error
         return engine
 
+    def compile(self) -> None:
+        """Lets torch.compile translate the language model, when it is first run; the tower stays as it is. Raises RunError without a compiler."""
+        if self.model.device.type == "cpu" and shutil.which(COMPILER) is None:
+            raise RunError(
+                f"torch.compile needs a C++ compiler, there is no {COMPILER}", hint="install one, name it in CXX, or set bench.compile to false"
+            )
+        self.model.text.compile(dynamic=True)
+        self.is_compiled = True
+
     @property
     def fingerprint(self) -> dict[str, Any]:
         """JSON values: engine, dtype, device, attention, threads, pixel limits, how tokens are chosen, versions."""
@@ -78,7 +90,7 @@ class TorchEngine:
             "model_digest": self.model_digest,
             "dtype": str(self.model.dtype).removeprefix("torch."),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "attention": self.model.text.config._attn_implementation,
+            "attention": self.model.text.config._attn_implementation + (", compiled" if self.is_compiled else ""),
             "threads": torch.get_num_threads(),
             "pixels": {"min": self.processor.min_pixels, "max": self.processor.max_pixels},
             "generation": {"sampling": "greedy", "penalties": None, "eos_ids": list(self.prompter.eos_ids)},

@@ -96,14 +96,6 @@ class Reuse:
     trusted: bool = False
 
 
-def run_engine(engine: Engine, sets: Sequence[EvalSet], *, batch: int, progress: Progress, label: str, reuse: Reuse | None = None) -> EngineRun:
-    """Asks every usable item of every set once. Closes the engine, whatever happens."""
-    try:
-        return ask_engine(engine, sets, batch=batch, progress=progress, label=label, reuse=reuse)
-    finally:
-        engine.close()
-
-
 def ask_engine(engine: Engine, sets: Sequence[EvalSet], *, batch: int, progress: Progress, label: str, reuse: Reuse | None = None) -> EngineRun:
     """Asks every usable item of every set once, except for those that `reuse` has the answers to."""
     # an engine over a network has its own number, which keeps all of its places busy and changes no answer

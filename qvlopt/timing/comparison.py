@@ -3,7 +3,9 @@
 A value of the candidate is compared with the base's times (1 + tolerance): `fail` when the interval of the ratio lies above
 it, `pass` when it lies below, else `inconclusive`. With fewer than FEWEST samples a side nothing is claimed. Two processes a
 side show how much one process may differ from another of the same program, so a `fail` must show in every pair of them. A
-side that stood in line for a processor is slow for a reason of its own, and nothing is claimed from that.
+side that stood in line for a processor may be slow for that reason alone: a verdict must hold without the time that its
+threads waited, all together, which is the most that waiting can have cost (each wait of one holds up the others at the next
+barrier). Beyond BUSY_SHARE nothing is claimed at all, since neighbours take caches and memory as well.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ GATED = ("ttft", "tpot", "e2e", "peak_rss")
 class Series:
     """One quantity of one engine: raw values by round. `is_exact` marks sizes, which are the same in every run.
 
-    `waited` is the share of the time that its threads waited for a processor.
+    `waited` is the share of the time that its threads waited for a processor, all together: 0.1 of two may be 0.05 each.
     """
 
     rounds: tuple[tuple[float, ...], ...]
@@ -132,19 +134,23 @@ def _judged(base: Series, other: Series, interval: tuple[float | None, float | N
         return "inconclusive", f"{fewest} samples, {FEWEST} are needed"
     low, high = interval
     if high is not None and high < most:
-        return ("inconclusive", _busy("the base", base)) if _is_busy(base) else ("pass", f"below {most:.2f} times the base")
+        holds = high < most * _working(base)
+        return ("pass", f"below {most:.2f} times the base") if holds else ("inconclusive", _busy("the base", base))
     if low is None or low <= most:
         return "inconclusive", f"the interval contains {most:.2f}"
     slowest = max(median(part) for part in base.rounds if part)
     if min(median(part) for part in other.rounds if part) <= slowest:
         return "inconclusive", "not every process was slower than every process of the base"
-    return ("inconclusive", _busy("the engine", other)) if _is_busy(other) else ("fail", f"above {most:.2f} times the base")
+    holds = low * _working(other) > most
+    return ("fail", f"above {most:.2f} times the base") if holds else ("inconclusive", _busy("the engine", other))
 
 
-def _is_busy(series: Series) -> bool:
-    return series.waited is not None and series.waited > BUSY_SHARE
+def _working(series: Series) -> float:
+    """The share of its time that it would have taken at least, had no thread waited; none where the machine was too busy to tell."""
+    waited = series.waited or 0.0
+    return 0.0 if waited > BUSY_SHARE else 1.0 - waited
 
 
 def _busy(whose: str, series: Series) -> str:
     """A slow candidate may be a good one on a busy machine, and so may a slow base that nothing is slower than."""
-    return f"{whose}'s threads waited for a processor {100 * (series.waited or 0):.0f} % of the time: the machine was busy"
+    return f"{whose}'s threads waited for a processor {100 * (series.waited or 0):.0f} % of the time, which may be the difference"

@@ -115,7 +115,10 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """One engine's turns together. `load`, `peak_rss` and `peak_cuda` have a value a turn; `error` says why it did not finish."""
+    """One engine's turns together. `load`, `peak_rss` and `peak_cuda` have a value a turn; `error` says why it did not finish.
+
+    `anonymous_bytes` is what the engine itself held at the end of a turn, pages of mapped files left out, at most.
+    """
 
     name: str
     candidate: str
@@ -123,6 +126,7 @@ class EngineResult:
     load: Samples = NO_TIMES
     peak_rss: Samples = NO_BYTES
     peak_cuda: Samples = NO_BYTES
+    anonymous_bytes: int | None = None
     artifact_bytes: int | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -152,6 +156,7 @@ class EngineResult:
             "tokens_per_s": first.rate("tokens") if first else None,
             "peak_rss_bytes": _largest(self.peak_rss),
             "peak_cuda_bytes": _largest(self.peak_cuda),
+            "anonymous_bytes": self.anonymous_bytes,
             "artifact_bytes": self.artifact_bytes,
             "error": self.error,
             "fingerprint": dict(self.fingerprint),

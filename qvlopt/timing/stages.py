@@ -31,9 +31,10 @@ class CallTimes:
     """What one call took, in seconds, and what it made.
 
     `stages` has every stretch of each stage (decode: one a step), `ttft` and `e2e` one value a request where requests are
-    timed apart (a server's) and one for the whole call otherwise. `tokens` are new ids of all answers. `prompt_tokens` are
-    the first request's, of which `picture_tokens` stand for its picture; None where unknown. `waited` is how long the
-    engine's threads stood in line for a processor, together. `error` says why the call does not count.
+    timed apart (a server's; `ttft` also where an engine takes them one after the other) and one for the whole call otherwise.
+    `tokens` are new ids of all answers. `prompt_tokens` are the first request's, of which `picture_tokens` stand for its
+    picture; None where unknown. `waited` is how long the engine's threads stood in line for a processor, together. `error`
+    says why the call does not count.
     """
 
     wall: float
@@ -97,20 +98,21 @@ class StageRecorder:
 def call_times(entries: Sequence[Entry], wall: float, answers: Sequence[int]) -> CallTimes:
     """A call of an engine in this process: `wall` seconds for answers of so many new tokens each.
 
-    TTFT ends with the first prefill, which chooses the first token. TPOT is (wall - TTFT) / (tokens - 1), the definition of
-    `vllm bench serve`, and exists for a single request of two tokens and more.
+    TTFT ends with a prefill, which chooses the first token: that of the batch, or each request's own, its waiting for the
+    others included. TPOT is (wall - TTFT) / (tokens - 1), the definition of `vllm bench serve`, and exists for a single
+    request of two tokens and more.
     """
     stages: dict[str, list[float]] = {}
     for stage, began, ended in entries:
         stages.setdefault(stage, []).append(ended - began)
-    first = next((entry.ended for entry in entries if entry.stage == "prefill"), None)
-    lone = len(answers) == 1 and answers[0] > 1 and first is not None
+    firsts = tuple(entry.ended for entry in entries if entry.stage == "prefill")
+    lone = len(answers) == 1 and answers[0] > 1 and bool(firsts)
     return CallTimes(
         wall=wall,
         requests=len(answers),
         tokens=sum(answers),
-        ttft=() if first is None else (first,),
+        ttft=firsts,
         e2e=(wall,),
-        tpot=((wall - first) / (answers[0] - 1),) if lone and first is not None else (),
+        tpot=((wall - firsts[-1]) / (answers[0] - 1),) if lone else (),
         stages={name: tuple(stages[name]) for name in (*STAGES, *stages) if name in stages},
     )

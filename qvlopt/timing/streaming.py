@@ -1,12 +1,13 @@
 """Calls of an OpenAI-compatible server, timed from outside: when the first token came, and when the last.
 
 Tokens are those that the server counted (`usage` of the last event), not chunks and not text that is encoded again. Answers
-are asked to ignore the end of sequence, which vLLM and llama-server understand; where a server does not, the real number of
-tokens is used.
+are asked to go on after the end of sequence, in the words of vLLM and llama-server, or of `transformers serve`; where a server
+knows neither, the real number of tokens is used.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from qvlopt.runtime.engine import Answer, Prepared
 from qvlopt.timing.session import Request, sample_of
 from qvlopt.timing.stages import CallTimes, Clock
 
-FIXED_LENGTH = {"ignore_eos": True}
-"""The field by which servers go on after the end of sequence; left out from then on where one refuses it by its name."""
 TEMPLATE_TOKENS = 8
 """About what a chat template adds, where no tokenizer is at hand."""
 
@@ -49,13 +48,14 @@ class ServerSession:
     """Times calls of one server's model; the requests of a call are sent at the same moment, each on a connection of its own.
 
     Pictures are read and encoded for sending before the clock starts, and connecting is not counted: what is left is the
-    server's work and the network. `count` counts a text's tokens; without it a word is taken for a token.
+    server's work and the network. `count` counts a text's tokens; without it a word is taken for a token. `refused` is how many
+    of `fixed_length`'s ways the server has refused so far.
     """
 
     engine: StreamingEngine
     clock: Clock
     count: Callable[[str], int] | None = None
-    is_fixed: bool = True
+    refused: int = 0
 
     def call(self, requests: Sequence[Request]) -> CallTimes:
         """Sends all requests at once and waits for all of them. Raises RunError when the server is gone."""
@@ -69,11 +69,19 @@ class ServerSession:
         return summed(answers, wall)
 
     def _one(self, item: Prepared, limit: int) -> Timed:
-        timed = self.engine.stream(item, max_new_tokens=limit, extra=FIXED_LENGTH if self.is_fixed else None)
-        if self.is_fixed and any(field in (timed.answer.error or "") for field in FIXED_LENGTH):
-            self.is_fixed = False
-            return self.engine.stream(item, max_new_tokens=limit)
-        return timed
+        for tried, fields in enumerate(fixed_length(limit)):
+            if tried < self.refused:
+                continue
+            timed = self.engine.stream(item, max_new_tokens=limit, extra=fields)
+            if not any(field in (timed.answer.error or "") for field in fields):
+                return timed
+            self.refused = max(self.refused, tried + 1)
+        return self.engine.stream(item, max_new_tokens=limit)
+
+
+def fixed_length(tokens: int) -> tuple[Mapping[str, Any], ...]:
+    """Fields by which servers go on after the end of sequence, one way after the other: each is left where its name is refused."""
+    return {"ignore_eos": True}, {"generation_config": json.dumps({"min_new_tokens": tokens})}
 
 
 def problem(timed: Timed) -> str | None:

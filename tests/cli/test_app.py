@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,6 +147,26 @@ def test_no_colour_and_no_bar_reach_a_pipe() -> None:
     done = qvlopt_process("inspect", "nowhere", NO_COLOR="1")
     assert done.returncode == 2
     assert "\x1b" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("when", ["atexit.register(again)", "threading._register_atexit(again)", "sys.modules['last'] = Last()"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_of_a_command_that_is_done_leaves_its_status(when: str, number: int) -> None:
+    """While threads are waited for, while exit functions run, and when the interpreter has given up its own handlers."""
+    program = f"""
+import atexit, os, sys, threading
+def again():
+    os.kill(os.getpid(), {number})
+class Last:
+    def __del__(self, kill=os.kill, own=os.getpid()):
+        kill(own, {number})
+{when}
+sys.argv = ["qvlopt", "inspect", "nowhere"]
+from qvlopt.__main__ import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=Path(qvlopt.__file__).parents[1], check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 2), done.stderr
 
 
 def test_a_reader_that_leaves_early_is_no_failure() -> None:

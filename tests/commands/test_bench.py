@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from rich.console import Console
 from qvlopt.commands import bench as module
 from qvlopt.commands.bench import BenchResult, bench, bench_with
 from qvlopt.commands.bench_process import engine_process
+from qvlopt.commands.bench_scores import scores_of
 from qvlopt.commands.export import export
 from qvlopt.commands.plan import Plan
 from qvlopt.errors import NotComparableError, QvloptError, RunError, UsageError
@@ -86,7 +88,7 @@ def test_without_candidates_the_source_is_measured_in_two_dtypes(tiny: Path, tmp
 
 def test_finished_artifacts_and_the_recipes_server_are_measured_beside_the_source(tiny: Path, tmp_path: Path) -> None:
     build_onnx(tiny, tmp_path / "out" / "export")
-    server = {"server": {"url": "http://localhost:9/v1", "model": "m"}}
+    server = {"server": {"url": "http://localhost:9/v1", "model": "/models/m"}}
     loaded = load_recipe({"model": {"path": str(tiny)}, "output": str(tmp_path / "out"), "bench": SMALL, "evaluate": server})
     names = [engine.name for engine in measured(Machine(), loaded).findings.engines]
     assert names == ["model (torch fp32)", "model (torch bf16)", "export (onnx fp32)", "m (server)"]
@@ -106,11 +108,34 @@ def test_a_dtype_that_the_recipe_asks_for_is_the_only_one(tiny: Path, tmp_path: 
     assert [engine.name for engine in measured(Machine(), loaded).findings.engines] == ["model (torch fp32)"]
 
 
+def test_torch_is_measured_with_each_attention_and_compiled_where_the_recipe_asks_and_onnx_once(tiny: Path, tmp_path: Path) -> None:
+    build_onnx(tiny, tmp_path / "out" / "export")
+    loaded = recipe(tiny, tmp_path / "out", attention=["sdpa", "eager"], compile=True)
+    machine = Machine()
+    result = measured(machine, loaded, "model", str(tmp_path / "out" / "export"))
+    assert [engine.name for engine in result.findings.engines] == [
+        "model (torch)", "model (torch compiled)", "model (torch eager)", "model (torch eager compiled)", "export (onnx fp32)",
+    ]  # fmt: skip
+    asked = [(message["attention"], message["compiled"]) for message in machine.messages[:5]]
+    assert asked == [("sdpa", False), ("sdpa", True), ("eager", False), ("eager", True), ("sdpa", False)]
+    assert result.findings.comparison.verdict is None  # two names, but not two engines of which one could be the slower
+
+
 def test_one_process_is_alive_at_a_time_and_engines_take_turns(tiny: Path, other: Path, tmp_path: Path) -> None:
     machine = Machine()
     measured(machine, recipe(tiny, tmp_path / "out"), str(tiny), str(other))
     assert machine.most_alive == 1
     assert machine.opened == [str(tiny), str(other), str(other), str(tiny)]
+
+
+def test_every_process_has_the_threads_that_the_affinity_leaves(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `taskset -c 0`, whatever the recipe asks for."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0})
+    machine = Machine()
+    section = {"model": {"path": str(tiny)}, "output": str(tmp_path / "out"), "hardware": {"device": "cpu", "threads": 64}, "bench": SMALL}
+    result = measured(machine, load_recipe(section), "model")
+    assert machine.threads == [1, 1, 1]  # two rounds and the probe of the limits
+    assert result.findings.environment["threads"] == 1
 
 
 def test_no_two_calls_of_an_engine_share_a_picture_or_a_prompt_and_all_engines_get_the_same(tiny: Path, other: Path, tmp_path: Path) -> None:
@@ -250,7 +275,7 @@ def test_the_document_is_what_the_schema_says_with_every_raw_value(tiny: Path, t
     assert engine["stages"]["decode"]["n"] == 10 * 3
     assert engine["stages"]["e2e"] == engine["cases"][0]["stages"]["e2e"]
     assert len(engine["cases"][0]["samples"]) == 10
-    assert engine["peak_rss_bytes"] == 300 * MIB
+    assert (engine["peak_rss_bytes"], engine["anonymous_bytes"]) == (300 * MIB, 150 * MIB)
     assert engine["artifact_bytes"] == (tiny / "model.safetensors").stat().st_size
     assert engine["stages"]["e2e"]["p99"] is None
     stored = json.loads((result.report / "report.json").read_text())
@@ -280,7 +305,8 @@ def test_the_report_holds_tables_and_plots_for_people(tiny: Path, tmp_path: Path
 @plots
 def test_the_page_stands_alone_and_nothing_in_it_can_act(tiny: Path, tmp_path: Path) -> None:
     odd = build_tiny(tmp_path / "<script>alert(1)<b>")
-    page = (measured(Machine(), recipe(tiny, tmp_path / "out"), str(odd), "model").report / "report.html").read_text()
+    loaded = recipe(tiny, tmp_path / "out", images=["64x32", "64x64"])
+    page = (measured(Machine(), loaded, str(odd), "model").report / "report.html").read_text()
     assert "default-src 'none'" in page
     assert "<script>alert" not in page
     assert "&lt;script&gt;" in page
@@ -299,9 +325,14 @@ def test_memory_is_set_against_accuracy_where_there_is_an_evaluation(tiny: Path,
     place = tmp_path / "out" / "evaluate" / "latest"
     place.mkdir(parents=True)
     metrics = [{"primary": True, "base": 0.9, "candidate": 0.8}, {"primary": False, "base": 0.0, "candidate": 0.0}]
-    (place / "report.json").write_text(json.dumps({"results": [{"candidate": str(other), "metrics": metrics}]}))
+    engines = {str(path): {"engine": "fake", "dtype": "float32", "model_digest": f"sha256:{path.name}"} for path in (tiny, other)}
+    results = [{"candidate": str(other), "baseline": str(tiny), "metrics": metrics}]
+    (place / "report.json").write_text(json.dumps({"results": results, "fingerprint": {"engines": engines}}))
     result = measured(Machine(), recipe(tiny, tmp_path / "out"), "model", str(other))
     assert (result.report / "memory-accuracy.svg").is_file()
+    # the same weights in bfloat16 were never evaluated
+    names = scores_of(recipe(tiny, tmp_path / "out"), measured(Machine(), recipe(tiny, tmp_path / "out")).findings.engines)
+    assert names == {"model (torch fp32)": 0.9}
 
 
 def test_a_dry_run_plans_and_writes_nothing(tiny: Path, tmp_path: Path) -> None:
@@ -347,7 +378,7 @@ def test_a_password_in_a_servers_url_is_refused_and_never_shown(tiny: Path, tmp_
 
 
 def open_message(folder: Path, **changes: Any) -> dict[str, Any]:
-    spec = {"kind": "torch", "path": str(folder), "dtype": "float32", "folder": str(folder.parent)}
+    spec = {"kind": "torch", "path": str(folder), "dtype": "float32", "folder": str(folder.parent), "attention": "sdpa", "compiled": False}
     return {"do": "open", **spec, "recipe": recipe(folder, folder / "out").recipe.model_dump(mode="json"), **changes}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from qvlopt.commands.bench_plots import REST, draw_plots, stage_parts
@@ -30,6 +32,31 @@ def test_of_a_server_the_first_token_parts_the_time() -> None:
     assert parts == {"time to first token": 0.7, "decode": pytest.approx(0.3)}
 
 
+def test_a_noisy_machine_makes_no_time_between_stages() -> None:
+    def call(vision: float, prefill: float) -> CallTimes:
+        return CallTimes(vision + prefill, 1, 3, (), (), (), {"vision": (vision,), "prefill": (prefill,)})
+
+    assert stage_parts(case_of(call(1.0, 9.0), call(9.0, 1.0), call(1.0, 1.0))) == {"vision": 1.0, "prefill": 1.0, REST: 0.0}
+
+
+@pytest.mark.parametrize(
+    ("cases", "words"),
+    [
+        ((CASE,), None),
+        ((CASE, replace(CASE, concurrency=4)), None),
+        ((CASE, replace(CASE, width=128)), "the picture"),
+        ((CASE, replace(CASE, prompt_tokens=60)), "the prompt"),
+        ((CASE, replace(CASE, width=128), replace(CASE, prompt_tokens=60)), "the picture and the prompt"),
+    ],
+)
+def test_growth_is_drawn_of_what_grows(cases: tuple[Case, ...], words: str | None) -> None:
+    times = CallTimes(1.0, 1, 3, (0.7,), (1.0,), (0.15,), STAGES)
+    engine = EngineResult("x", "x", tuple(CaseResult(case, "cold", (Iteration(0, 0, times),)) for case in cases))
+    plots = draw_plots(replace(findings(engine), workload=Workload(cases, 1, 0, 0)), {})
+    shown = [plot.words for plot in plots if plot.name == "latency"]
+    assert shown == ([f"How the time to first token grows with {words}, for each engine"] if words else [])
+
+
 def test_calls_that_failed_have_no_part() -> None:
     assert stage_parts(case_of(CallTimes(1.0, 1, 0, (), (), error="an answer without a single token"))) == {}
 
@@ -47,6 +74,6 @@ def test_names_from_outside_are_spelled_out_in_the_drawing() -> None:
         "a\x1b[31m<b>$\\nosuch{$", "x", (case_of(CallTimes(1.0, 1, 3, (0.7,), (1.0,), (0.15,), STAGES)),), peak_rss=Samples((1e9,), "bytes")
     )
     plots = draw_plots(findings(engine), {})
-    assert [plot.name for plot in plots] == ["stages", "latency"]
+    assert [plot.name for plot in plots] == ["stages"]
     assert all("\x1b" not in plot.svg and "<b>" not in plot.svg for plot in plots)
     assert all(plot.png.startswith(b"\x89PNG") for plot in plots)

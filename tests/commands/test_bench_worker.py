@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,42 @@ def test_a_checkpoint_is_opened_by_torch_in_the_dtype_that_was_asked_for(tiny: P
     closed = worker.answer({"do": "close"})
     assert closed["peak_rss_bytes"] > 0
     assert worker.is_over
+
+
+def test_the_language_model_attends_as_asked(tiny: Path) -> None:
+    _, reply = opened(replace(target(tiny, "model").spec, attention="eager"))
+    assert reply["fingerprint"]["attention"] == "eager"
+
+
+def test_an_attention_that_is_not_installed_is_told(tiny: Path) -> None:
+    _, reply = opened(replace(target(tiny, "model").spec, attention="flash_attention_2"))
+    assert "attention flash_attention_2 cannot be used here" in reply["failed"]["message"]
+
+
+def test_compiling_without_a_compiler_is_told_before_anything_is_measured(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qvlopt.runtime.torch_engine.COMPILER", "no-such-compiler")
+    _, reply = opened(replace(target(tiny, "model").spec, compiled=True))
+    assert reply["failed"]["message"] == "torch.compile needs a C++ compiler, there is no no-such-compiler"
+
+
+def test_a_compiled_model_is_the_one_that_runs(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's compiler replaced by one that only counts: the real one takes minutes."""
+    runs: list[str] = []
+
+    def counting(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(*args: Any, **named: Any) -> Any:
+            runs.append("run")
+            return forward(*args, **named)
+
+        assert options["dynamic"] is True
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", counting)
+    monkeypatch.setattr("qvlopt.runtime.torch_engine.shutil.which", lambda _name: "/usr/bin/g++")
+    worker, reply = opened(replace(target(tiny, "model").spec, compiled=True))
+    assert reply["fingerprint"]["attention"] == "sdpa, compiled"
+    assert worker.answer({"do": "call", "requests": [request(tmp_path, 0)]})["error"] is None
+    assert len(runs) == NEW
 
 
 def test_an_onnx_artifact_is_opened_by_its_own_engine_which_keeps_what_it_saw(tiny: Path, exported: Path, tmp_path: Path) -> None:

@@ -12,22 +12,29 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
 from qvlopt.artifact.manifest import read_manifest, verify_files
+from qvlopt.artifact.unfinished import Parts
 from qvlopt.commands import calibrate as module
 from qvlopt.commands.calibrate import CalibrateResult, Skipped, calibrate
+from qvlopt.commands.export import export
 from qvlopt.commands.plan import Plan
+from qvlopt.commands.quantize_awq import quantize_awq
+from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.errors import RunError, UsageError
-from qvlopt.model.names import vision_linears
+from qvlopt.model.names import Stage, vision_linears
 from qvlopt.model.source import open_source
 from qvlopt.model.statistics import FILE, StatisticsFiles
+from qvlopt.quant.objective import Gram
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
 from tests.tiny_run import SIZES, SMALL, build_set, listing, row, tiny_recipe, with_first_value, write_manifest
 
+PART = ".calibrate.part"
 PATCHES = sum(width * height // 256 for width, height in SIZES)
 
 
@@ -48,7 +55,13 @@ def calibrated(model: Path, data: Path, output: Path, **section: Any) -> Calibra
 
 
 def statistics(result: CalibrateResult) -> Mapping[str, torch.Tensor]:
-    return load_file(result.output / FILE)
+    files = sorted(result.output.glob("statistics-*.safetensors"))
+    return {name: tensor for path in files for name, tensor in load_file(path).items()}
+
+
+def stored_bytes(result: CalibrateResult) -> dict[str, bytes]:
+    """Every file but the manifest, which holds seconds."""
+    return {path.name: path.read_bytes() for path in result.output.iterdir() if path.name != "qvlopt.json"}
 
 
 def test_every_linear_of_the_tower_gets_statistics_of_every_patch(model: Path, data: Path, tmp_path: Path) -> None:
@@ -72,7 +85,7 @@ def test_the_result_is_a_valid_document_and_the_manifest_says_the_same(model: Pa
     assert manifest.source.digest == open_source(str(model), folder=model).digest
     assert manifest.coverage is not None
     assert manifest.coverage["tokens_per_layer"]["model.visual.blocks.0.attn.qkv"] == PATCHES
-    assert set(manifest.files) == {FILE}
+    assert set(manifest.files) == {f"{FILE}.index.json", *(f"statistics-0000{place}-of-00004.safetensors" for place in range(1, 5))}
     assert verify_files(result.output) == []
 
 
@@ -86,7 +99,7 @@ def test_the_order_of_the_lines_does_not_matter_to_a_bit(model: Path, data: Path
     other = build_set(tmp_path / "set", rows=rows)
     for section in ({}, {"samples": 3}, {"batch": 2}):
         expected, got = calibrated(model, data, tmp_path / f"a{section}", **section), calibrated(model, other, tmp_path / f"b{section}", **section)
-        assert (expected.output / FILE).read_bytes() == (got.output / FILE).read_bytes()
+        assert stored_bytes(expected) == stored_bytes(got)
 
 
 def test_the_batch_does_not_matter(model: Path, data: Path, tmp_path: Path) -> None:
@@ -106,7 +119,7 @@ def test_float32_and_bfloat16_saves_of_the_same_values_give_the_same_statistics(
 
 def test_samples_are_chosen_by_the_seed(model: Path, data: Path, tmp_path: Path) -> None:
     results = [calibrate(tiny_recipe(model, data, tmp_path / str(seed), calibrate={"samples": 2}, seed=seed)) for seed in range(4)]
-    assert len({(r.output / FILE).read_bytes() for r in results if isinstance(r, CalibrateResult)}) > 1
+    assert len({str(sorted(stored_bytes(r).items())) for r in results if isinstance(r, CalibrateResult)}) > 1
 
 
 def test_unusable_samples_are_counted_with_reasons_and_the_rest_is_used(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -220,7 +233,7 @@ def test_another_model_or_other_pixels_are_other_statistics(model: Path, data: P
 def test_a_dry_run_writes_nothing_and_tells_what_it_would(model: Path, data: Path, tmp_path: Path) -> None:
     plan = calibrate(tiny_recipe(model, data, tmp_path / "out"), dry_run=True)
     assert isinstance(plan, Plan)
-    assert [item.item for item in plan.rows] == ["source", "data", "layers", "writes"]
+    assert [item.item for item in plan.rows] == ["source", "data", "layers", "writes", "takes"]
     assert f"{len(SIZES)} samples" in plan.rows[1].value
     check_document(document_of("calibrate", plan.to_json()))
     assert list(tmp_path.iterdir()) == []
@@ -241,20 +254,87 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_is_written(data: Path,
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("bug"), OSError(28, "No space left on device")], ids=repr)
-@pytest.mark.parametrize("step", ["_write_statistics", "write_manifest"])
-def test_whatever_breaks_off_leaves_neither_folder_nor_temporary(
+@pytest.mark.parametrize("step", ["gather_statistics", "write_manifest"])
+def test_whatever_breaks_off_at_the_end_leaves_finished_stages_only_and_they_are_used(
     model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
 ) -> None:
     real = getattr(module, step)
 
-    def broken(folder: Path, *rest: Any) -> None:
-        real(folder, *rest)
+    def broken(*rest: Any) -> None:
+        real(*rest)
         raise error
 
-    monkeypatch.setattr(module, step, broken)
-    with pytest.raises((KeyboardInterrupt, RuntimeError, RunError)):
+    with monkeypatch.context() as patched:
+        patched.setattr(module, step, broken)
+        with pytest.raises((KeyboardInterrupt, RuntimeError, RunError)):
+            calibrated(model, data, tmp_path)
+    assert os.listdir(tmp_path) == [PART]
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "_keep", None)  # nothing is left to keep
+        again = calibrated(model, data, tmp_path)
+    assert os.listdir(tmp_path) == ["calibrate"]
+    assert stored_bytes(again) == stored_bytes(calibrated(model, data, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("scope", ["vision", "vision+language"])
+def test_a_run_that_is_killed_in_any_stage_goes_on_after_the_last_finished_one(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    section = {"scope": scope, "samples": 4}
+    real, kept = module._keep, list[str]()
+
+    def keep(parts: Parts, stage: Stage, grams: Mapping[str, Gram]) -> dict[str, int]:
+        kept.append(stage.name)
+        if len(kept) == last:
+            raise KeyboardInterrupt
+        return real(parts, stage, grams)
+
+    monkeypatch.setattr(module, "_keep", keep)
+    last = 0
+    whole = calibrated(model, data, tmp_path / "whole", **section)
+    stages = tuple(kept)
+    for last, name in enumerate(stages, 1):
+        kept.clear()
+        with pytest.raises(KeyboardInterrupt):
+            calibrated(model, data, tmp_path / name, **section)
+        assert os.listdir(tmp_path / name) == [PART]
+        kept.clear()
+        last = 0
+        again = calibrated(model, data, tmp_path / name, **section)
+        assert kept == list(stages[stages.index(name) :])
+        assert stored_bytes(again) == stored_bytes(whole)
+        manifests = [read_manifest(result.output) for result in (again, whole)]
+        assert manifests[0].coverage == manifests[1].coverage
+        assert os.listdir(tmp_path / name) == ["calibrate"]
+
+
+def test_an_error_of_ours_leaves_nothing(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RunError("broken")
+
+    monkeypatch.setattr(module, "gather_statistics", refuse)
+    with pytest.raises(RunError, match="broken"):
         calibrated(model, data, tmp_path / "out")
     assert os.listdir(tmp_path) == []
+
+
+def test_a_dry_run_of_a_model_of_the_hub_fetches_nothing_and_says_so(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def snapshot(repository: str, *, local_files_only: bool, **_: object) -> str:
+        asked.append(local_files_only)
+        raise LocalEntryNotFoundError(f"{repository} is not there")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    for command in (calibrate, quantize_awq, export, quantize_int8):
+        plan = command(tiny_recipe(Path("some/model"), data, tmp_path / "out"), dry_run=True)
+        assert isinstance(plan, Plan)
+        (row,) = plan.rows
+        assert row.item == "fetches"
+        assert "some/model at revision main is not in the cache" in row.value
+    assert asked == [True] * 4
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_changed_locked_set_is_refused(model: Path, tmp_path: Path) -> None:

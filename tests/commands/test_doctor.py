@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -18,11 +19,20 @@ from qvlopt.commands import calibration_data, forecast
 from qvlopt.commands import doctor as module
 from qvlopt.commands.calibrate import CalibrateResult, calibrate
 from qvlopt.commands.doctor import DoctorResult, doctor
+from qvlopt.commands.evaluate_cost import AskedItems
+from qvlopt.commands.evaluate_inputs import read_sets
+from qvlopt.commands.export import export
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
+from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.commands.speed_probe import measured_rates
+from qvlopt.model.answer_cost import AnswerCost
 from qvlopt.model.cost import Rates, TowerCost
+from qvlopt.model.preprocess import PictureProcessor
+from qvlopt.model.prompt import Prompter
+from qvlopt.model.source import open_source
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
+from qvlopt.runtime.preparer import Preparer
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
 from tests.tiny_run import SIZES, SMALL, build_set, listing, tiny_recipe
@@ -70,7 +80,7 @@ def test_every_section_gets_a_forecast_in_pipeline_order_and_nothing_is_written(
     before = listing(model)
     result = told(recipe_of(model, data, tmp_path / "out", *sections))
     assert [stage.name for stage in result.stages] == ["calibrate", "quantize-awq", "export", "quantize-int8", "evaluate", "bench"]
-    assert [stage.basis for stage in result.stages] == ["counted", "counted", "rough", "rough", "rough", "rough"]
+    assert [stage.basis for stage in result.stages] == ["counted", "counted", "rough", "rough", "counted", "rough"]
     assert all(stage.seconds > 0 and stage.rss_bytes > 0 for stage in result.stages)
     assert result.exit_code == 0
     assert list(tmp_path.iterdir()) == []
@@ -116,7 +126,6 @@ def test_what_does_not_fit_into_memory_or_on_the_disk_fails(model: Path, data: P
     ("change", "said"),
     [
         ({"model": {"path": "nowhere"}}, "no checkpoint at nowhere"),
-        ({"model": {"path": "some/model"}}, "is not in the cache"),
         ({"calibrate": {"data": "nowhere"}}, "there is no set nowhere"),
         ({"calibrate": {"samples": 99}}, "calibrate.samples asks for 99"),
         ({"evaluate": {"data": [{"name": "x", "path": "nowhere", "task": "ocr"}]}}, "evaluate.data x: there is no set nowhere"),
@@ -142,6 +151,16 @@ def test_inputs_that_are_not_there_fail_with_the_reason_and_nothing_is_fetched(
     assert said in detail(result, "inputs")
 
 
+def test_a_model_of_the_hub_that_is_not_there_yet_is_no_failure_and_is_not_fetched(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    result = told(recipe_of(Path("some/model"), data, tmp_path))
+    assert (status(result, "inputs"), result.exit_code, result.stages) == ("warn", 0, ())
+    assert "some/model at revision main is not in the cache" in detail(result, "inputs")
+
+
 def test_a_set_of_the_hub_is_looked_for_in_the_cache_only(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
@@ -156,11 +175,11 @@ def test_a_set_of_the_hub_is_looked_for_in_the_cache_only(model: Path, tmp_path:
 def test_the_limits_of_the_sets_count(model: Path, data: Path, tmp_path: Path) -> None:
     entry = {"name": "ocr", "path": str(data), "task": "ocr"}
     times = []
-    for limits in ({}, {"limit": 10}, {"data": [entry | {"limit": 5000}]}, {"data": [entry | {"limit": 5000}], "limit": 10}):
-        loaded = recipe_of(model, data, tmp_path, "evaluate", evaluate={"data": [entry], **limits})
+    for limits in ({}, {"limit": 2}, {"data": [entry | {"limit": 5000}]}, {"data": [entry | {"limit": 5000}], "limit": 2}):
+        loaded = recipe_of(model, data, tmp_path, "evaluate", evaluate={"data": [entry], "batch": 1, **limits})
         times.append(told(loaded).stages[0].seconds)
     usual, few, many, capped = times
-    assert few == capped < usual < many
+    assert few == capped < usual == many
 
 
 def test_a_gpu_that_is_not_there_fails_only_what_needs_it(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,13 +228,49 @@ def test_people_see_tables_and_a_verdict(model: Path, data: Path, tmp_path: Path
 
 
 def test_more_pictures_take_longer_and_no_more_memory(model: Path) -> None:
-    from qvlopt.model.source import open_source
-
     config = open_source(str(model), folder=model).settings.vision
     few, many = (TowerCost(config, [100] * count, 10_000_000, RATES).calibrate() for count in (2000, 20_000))
     assert many.rss_bytes == few.rss_bytes
     assert many.seconds > few.seconds
     assert many.disk_bytes - few.disk_bytes == 18_000 * 100 * 2 * 4 * config.hidden_size
+
+
+def test_the_decoder_layers_and_compensation_are_counted_too(model: Path, data: Path, tmp_path: Path) -> None:
+    def seconds(**more: Any) -> float:
+        return told(recipe_of(model, data, tmp_path, "quantize_awq", **more)).stages[0].seconds
+
+    usual = seconds()
+    assert seconds(quantize_awq={"search": {"compensate": True}}) > usual
+    assert seconds(quantize_awq={"scope": "vision+language"}) > usual
+
+
+def test_what_is_asked_of_every_item_is_counted(model: Path, data: Path, tmp_path: Path) -> None:
+    loaded = recipe_of(model, data, tmp_path, evaluate={"data": [{"name": "x", "path": str(data), "task": "ocr"}]})
+    (each,) = read_sets(loaded).sets
+    source = open_source(str(model), folder=model)
+    processor, prompter = PictureProcessor.for_tower(source.folder, source.settings.vision, None), Prompter.from_folder(source.folder)
+    asked = AskedItems.of(each, processor, prompter)
+    prepared = [Preparer(prompter, processor).prepare(sample) for sample in each.samples]
+    assert asked.patches == [picture.pixel_values.shape[0] for item in prepared for picture in item.pictures]
+    assert asked.prompts == [len(item.token_ids) for item in prepared]
+    assert asked.answer == 1 + len(prompter.encode("noise")) - len(prompter.encode(""))
+
+
+def test_a_larger_batch_takes_fewer_calls_and_a_longer_answer_more(model: Path) -> None:
+    settings = open_source(str(model), folder=model).settings
+    cost = AnswerCost(TowerCost(settings.vision, [16] * 100, 0, RATES), settings.text, [20] * 100)
+    assert cost.seconds(answer=5, batch=8) < cost.seconds(answer=5, batch=1)
+    assert cost.seconds(answer=5, batch=8) < cost.seconds(answer=9, batch=8)
+
+
+@pytest.mark.parametrize("command", [calibrate, quantize_awq, export, quantize_int8], ids=lambda command: command.__name__)
+def test_a_plan_says_what_its_stage_takes(model: Path, data: Path, tmp_path: Path, command: Callable[..., object]) -> None:
+    loaded = recipe_of(model, data, tmp_path, command.__name__)
+    plan = command(loaded, dry_run=True)
+    assert isinstance(plan, Plan)
+    (stage,) = told(loaded).stages
+    assert plan.rows[-1].item == "takes"
+    assert plan.rows[-1].value.startswith(f"about {forecast.sized(stage.rss_bytes)} of memory, {forecast.sized(stage.disk_bytes)} of disk, ")
 
 
 def test_the_probe_measures_all_rates() -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from qvlopt.artifact.manifest import read_manifest, verify_files
 from qvlopt.commands.export import export
 from qvlopt.commands.graphs_result import GraphsResult
+from qvlopt.commands.inspect import inspect
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_awq import quantize_awq
 from qvlopt.errors import RunError, UsageError
@@ -80,6 +81,15 @@ def test_bytes_are_counted_by_module(model: Path, artifact: GraphsResult) -> Non
     numbers = sum(weight.numel() for weight in map(weights_of(source), source.storages))
     embedding = weights_of(source)(EMBEDDING)
     assert document["bytes_after"] == 4 * numbers + embedding.nbytes
+
+
+def test_inspect_lists_the_modules_of_the_source(model: Path, artifact: GraphsResult) -> None:
+    rows = {row.name: row for row in inspect(artifact.output).modules}
+    before = {row.name: row.shape for row in inspect(model).modules}
+    assert {name: row.shape for name, row in rows.items() if name != "lm_head"} == before
+    assert {row.dtype for name, row in rows.items() if name != "model.language_model.embed_tokens"} == {"F32"}
+    assert sum(row.bytes for row in rows.values()) == artifact.to_json()["bytes_after"]
+    assert len({row.sha256 for row in rows.values()}) == len(rows)
 
 
 def test_weights_lie_beside_the_graph_and_inside_the_folder(artifact: GraphsResult) -> None:

@@ -17,7 +17,7 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from qvlopt.artifact.manifest import read_manifest, verify_files
 from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import Scope, vision_linears
 from qvlopt.model.source import open_source
 from qvlopt.quant.rounding import QuantSpec, dequantize, qparams, quantize

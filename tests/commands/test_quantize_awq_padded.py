@@ -13,7 +13,7 @@ from qvlopt.artifact.manifest import read_manifest
 from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
 from qvlopt.damage.tensors import tower_errors
 from qvlopt.errors import UsageError
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.source import open_source
 from qvlopt.model.vision import VisionOutput
 from tests.tiny import build_tiny

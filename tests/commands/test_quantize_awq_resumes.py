@@ -271,7 +271,9 @@ main()
     assert PART in os.listdir(tmp_path / "out")
     again = subprocess.run([sys.executable, "-m", "qvlopt", *words, "--resume"], capture_output=True, text=True, check=False)
     assert again.returncode == 0, again.stderr
-    assert files(tmp_path / "out" / "awq") == whole
+    made = files(tmp_path / "out" / "awq")
+    assert "--recipe r.yaml --set quantize_awq.group_size=64 --set quantize_awq.search.grid=2" in made["README.md"].decode()
+    assert made | {"README.md": b""} == whole | {"README.md": b""}  # the card names the command
     assert os.listdir(tmp_path / "out") == ["awq"]
 
 

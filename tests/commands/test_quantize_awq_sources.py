@@ -18,7 +18,7 @@ from qvlopt.artifact.manifest import read_manifest, verify_files
 from qvlopt.commands import awq_stages
 from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
 from qvlopt.errors import QvloptError, RunError, UsageError
-from qvlopt.model.load import load_vision
+from qvlopt.model.load_tower import load_vision
 from qvlopt.model.preprocess import PictureProcessor
 from qvlopt.model.source import open_source
 from tests.tiny import CHAT_TEMPLATE, Dtype, build_tiny

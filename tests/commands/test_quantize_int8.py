@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from rich.console import Console
 
 from qvlopt.artifact.manifest import Manifest, read_manifest, verify_files
 from qvlopt.artifact.tensors import TensorFiles
 from qvlopt.commands.calibration_data import Asked, in_seeded_order
 from qvlopt.commands.graphs_result import GraphsResult
+from qvlopt.commands.inspect import inspect
 from qvlopt.commands.int8_prompts import held_out_prompts
 from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_int8 import quantize_int8
@@ -82,8 +86,22 @@ def test_every_layout_is_checked_and_says_what_each_layer_costs(model: Path, art
                 assert sum(layer.loss**2 for layer in own) <= sum(layer.rounding_loss**2 for layer in own) * 1.0001
         card = (result.output / "README.md").read_text(encoding="utf-8")
         assert f"layout {layout}" in card
-        assert "Error per layer" in card
+        _, _, table = card.partition("<details>")
+        assert [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")] == found
         check_document(document_of("quantize-int8", result.to_json()))
+
+
+def test_people_see_the_worst_layers_and_where_the_others_are(artifacts: dict[str, GraphsResult]) -> None:
+    result = artifacts["int8"]
+    console = Console(file=io.StringIO(), width=200)
+    result.render(console)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    worst = sorted(result.layers, key=lambda layer: -layer.loss)
+    shown = [next(i for i, line in enumerate(lines) if f" {layer.name} " in line) for layer in worst[:5]]
+    assert shown == sorted(shown)
+    assert all(f"{layer.loss:.4f}" in lines[place] for layer, place in zip(worst, shown, strict=False))
+    assert f"{len(result.layers)} layers in integers, 0 in float32; every one is in README.md and qvlopt.json" in lines
 
 
 def test_held_out_samples_without_a_picture_alone_are_no_check(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -130,6 +148,41 @@ def test_head_and_embedding_are_the_same_bytes(model: Path, artifacts: dict[str,
             tensors = {tensor.name: tensor for tensor in onnx.load(str(graph), load_external_data=False).graph.initializer}
             place = {item.key: item.value for item in tensors["lm_head.weight"].external_data}
             assert place == {"location": names.TABLES, "offset": str(entry.start), "length": str(entry.nbytes)}
+
+
+def test_inspect_lists_every_layer_as_it_is_stored(model: Path, artifacts: dict[str, GraphsResult]) -> None:
+    shapes = {row.name: row.shape for row in inspect(model).modules}
+    for layout, result in artifacts.items():
+        shown = inspect(result.output)
+        rows = {row.name: row for row in shown.modules}
+        assert {name: (row.dtype, row.bytes) for name, row in rows.items()} == {m.name: (m.dtype_after, m.bytes_after) for m in result.modules}
+        assert {name: row.shape for name, row in rows.items() if name != "lm_head"} == shapes
+        assert rows["lm_head"].shape == shapes["model.language_model.embed_tokens"]
+        assert all(row.sha256 for row in rows.values() if row.bytes)
+        scheme = {"int8": "INT8 channel", "fast": "INT8 channel and INT4 g64", "small": "INT4 g64"}[layout]
+        assert rows["model.language_model.layers.0.mlp.down_proj"].dtype == scheme
+        assert rows["model.visual.blocks.0.attn.qkv"][1:4] == ("INT8 channel", (192, 64), 192 * 64 + 4 * 192 + 4 * 192)
+        check_document(document_of("inspect", shown.to_json()))
+        assert shown.totals["bytes"] == result.to_json()["bytes_after"]
+        assert shown.totals["vision_bytes"] == result.to_json()["vision_bytes_after"]
+
+
+def test_inspect_tells_layers_apart_by_their_bytes(artifacts: dict[str, GraphsResult], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(artifacts["fast"].output, tmp_path / "copy"))
+    before = {row.name: row.sha256 for row in inspect(folder).modules}
+    layer = "model.language_model.layers.0.mlp.up_proj"
+    tensors = {t.name: t for t in onnx.load(str(folder / names.DECODE_GRAPH), load_external_data=False).graph.initializer}
+    offset = next(int(item.value) for item in tensors[f"{layer}.weight"].external_data if item.key == "offset")
+    with open(folder / names.data_file(names.DECODE_GRAPH), "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 1]))
+    after = {row.name: row.sha256 for row in inspect(folder).modules}
+    assert {name for name in before if before[name] != after[name]} == {layer}
+    (folder / names.DECODE_GRAPH).write_bytes(b"no graph")
+    with pytest.raises(RunError, match=r"decode\.onnx is not an ONNX graph"):
+        inspect(folder)
 
 
 def test_an_untied_head_is_stored_once_for_both_graphs(data: Path, tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -49,6 +48,9 @@ class Commands:
     called: list[tuple[str, LoadedRecipe, dict[str, Any]]] = field(default_factory=list)
     checked: list[tuple[str, int]] = field(default_factory=list)
 
+    def fetch(self, _loaded: LoadedRecipe, _wanted: Sequence[str]) -> None:
+        self.checked.append(("fetch", len(self.called)))
+
     def check(self, section: str, _loaded: LoadedRecipe) -> None:
         self.checked.append((section, len(self.called)))
 
@@ -65,8 +67,7 @@ class Commands:
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     fakes = Commands()
-    for section in ("quantize_int8", "bench"):  # stand for what a later version adds
-        monkeypatch.delitem(module.COMMANDS, section, raising=False)
+    monkeypatch.setattr(module, "_fetch", fakes.fetch)
     for section in list(COMMANDS):
         monkeypatch.setitem(module.COMMANDS, section, fakes.of(section))
     for section in list(CHECKS):
@@ -121,23 +122,9 @@ def test_the_worst_status_of_all_steps_counts(commands: Commands) -> None:
     assert ran({"calibrate": {}, "quantize_awq": {}, "evaluate": {}}).exit_code == 4
 
 
-def test_later_sections_are_named_and_left_out(commands: Commands, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        result = ran({"calibrate": {}, "quantize_int8": {}, "bench": {}})
-    assert [(step.command, step.status) for step in result.steps] == [
-        ("calibrate", "done"),
-        ("quantize_int8", "skipped"),
-        ("bench", "skipped"),
-    ]
-    assert [message.split()[1] for message in caplog.messages] == ["quantize_int8", "bench"]
-    assert result.exit_code == 0
-    assert len(commands.called) == 1
-
-
-@pytest.mark.parametrize("sections", [{}, {"bench": {}}])
-def test_a_recipe_with_nothing_to_run_is_refused(commands: Commands, sections: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="has no section that this version can run"):
-        ran(sections)
+def test_a_recipe_with_nothing_to_run_is_refused(commands: Commands) -> None:
+    with pytest.raises(UsageError, match="has no section to run"):
+        ran({})
     assert commands.called == []
 
 
@@ -165,7 +152,7 @@ def test_a_step_that_fails_ends_the_run(commands: Commands, monkeypatch: pytest.
 
 def test_every_later_section_is_checked_before_the_first_one_works(commands: Commands) -> None:
     ran({"calibrate": {}, "quantize_awq": {}, "evaluate": {}})
-    assert commands.checked == [("quantize_awq", 0), ("evaluate", 0)]
+    assert commands.checked == [("fetch", 0), ("quantize_awq", 0), ("evaluate", 0)]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +170,7 @@ def test_a_fault_of_a_later_section_leaves_nothing(tmp_path: Path, change: dict[
 
 
 def test_a_dry_run_plans_every_step(commands: Commands) -> None:
-    plan = run(load_recipe({**BASE, "calibrate": {}, "quantize_awq": {}, "bench": {}}), dry_run=True)
+    plan = run(load_recipe({**BASE, "calibrate": {}, "quantize_awq": {}}), dry_run=True)
     assert isinstance(plan, Plan)
     assert [row.value for row in plan.rows] == ["calibrate", "quantize_awq"]
     assert all(how["dry_run"] for _, _, how in commands.called)
@@ -192,12 +179,12 @@ def test_a_dry_run_plans_every_step(commands: Commands) -> None:
 
 def test_the_result_is_a_valid_document_with_the_contracts_names(commands: Commands) -> None:
     commands.results["evaluate"] = Fake(3, {"output": "there/evaluate/x", "verdict": "inconclusive"})
-    document = document_of("run", ran({"quantize_awq": {}, "bench": {}, "evaluate": {}}).to_json(), exit_code=3)
+    document = document_of("run", ran({"quantize_awq": {}, "evaluate": {}, "bench": {}}).to_json(), exit_code=3)
     check_document(document)
     assert [(step["command"], step["status"], step["output"]) for step in document["steps"]] == [
         ("quantize-awq", "done", "there/quantize_awq"),
         ("evaluate", "failed", "there/evaluate/x"),
-        ("bench", "skipped", None),
+        ("bench", "done", "there/bench"),
     ]
     assert (document["verdict"], document["output"]) == ("inconclusive", "there")
 
@@ -205,11 +192,11 @@ def test_the_result_is_a_valid_document_with_the_contracts_names(commands: Comma
 def test_people_see_every_steps_own_result_and_a_line_each(commands: Commands) -> None:
     assert commands.results == {}
     console = Console(file=io.StringIO(), width=100)
-    ran({"calibrate": {}, "quantize_awq": {}, "bench": {}}).render(console)
+    ran({"calibrate": {}, "quantize_awq": {}}).render(console)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert lines[:2] == ["result of there/calibrate", "result of there/quantize_awq"]
-    assert [line.split(" in ")[0] for line in lines[2:]] == ["calibrate: done", "quantize-awq: done", "bench: skipped"]
+    assert [line.split(" in ")[0] for line in lines[2:]] == ["calibrate: done", "quantize-awq: done"]
 
 
 def test_calibrating_and_quantising_for_real_twice_does_the_work_once(tmp_path: Path) -> None:

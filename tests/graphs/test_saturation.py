@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 
 from qvlopt.artifact.manifest import LayerRecord, Manifest
 from qvlopt.errors import RunError
 from qvlopt.graphs import saturation
-from qvlopt.graphs.saturation import largest_weight, require_exact, saturates, saturating_product
+from qvlopt.graphs.layer_errors import relative
+from qvlopt.graphs.rounding import LEVELS, round_rows
+from qvlopt.graphs.saturation import LARGEST_EXACT, largest_weight, require_exact, saturates, saturating_product
 
 
 @pytest.fixture
@@ -64,6 +67,29 @@ def test_where_products_are_exact_nothing_is_refused(monkeypatch: pytest.MonkeyP
     saturates.cache_clear()
 
 
-def test_the_probe_runs_here() -> None:
+def test_seven_bits_cost_a_layer_less_there_than_saturation() -> None:
+    """A whole W8A8 layer as such a processor computes it."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = (torch.rand(rows, 256, generator=draw) * 2 - 1 for rows in (16, 32))
+    step = x.abs().amax(1, keepdim=True) / LEVELS
+    integers = ((x / step).round() + LEVELS + 1).to(torch.uint8).numpy()
+    errors = []
+    for largest in (LEVELS, LARGEST_EXACT):
+        rounded = round_rows(weight, largest=largest)
+        q = rounded.q.numpy().astype(np.int8)
+        sums = saturating_product(integers, q.T) - (LEVELS + 1) * q.astype(np.int64).sum(1)
+        errors.append(relative(x @ weight.T, torch.from_numpy(sums) * step * rounded.scale))
+    assert errors[0] > 0.1
+    assert errors[1] < 0.01
+
+
+@pytest.mark.parametrize("largest", [127, 63])
+def test_what_is_emulated_is_what_this_processor_does(largest: int) -> None:
+    """Where the kernel saturates it does so as the emulation; elsewhere it is exact. With 7 bits both are one."""
     saturates.cache_clear()
-    assert isinstance(saturates(), bool)
+    draw = np.random.default_rng(0)
+    x = draw.choice([0, 1, 128, 255], size=(8, 64)).astype(np.uint8)
+    weight = draw.choice([-largest, 0, largest], size=(64, 16)).astype(np.int8)
+    exact = x.astype(np.int64) @ weight.astype(np.int64)
+    assert np.array_equal(saturation._product(x, weight), saturating_product(x, weight) if saturates() else exact)
+    assert np.array_equal(saturating_product(x, weight), exact) == (largest == 63)

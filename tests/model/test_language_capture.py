@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,29 @@ def test_layers_that_are_done_are_run_and_not_told(source: Source, tmp_path: Pat
     expected = oracle(source, items)
     same(next(iter(found.values()))[f"{LANGUAGE}.layers.1.mlp.down_proj"], Gram.of(torch.cat(expected[f"{LANGUAGE}.layers.1.mlp.down_proj"])))
     assert list(capture.stages(items, done={"layers.0", "layers.1", "layers.2"})) == []
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_a_run_that_broke_off_goes_on_without_reading_a_prompt_and_gives_the_same_bits(source: Source, tmp_path: Path, last: int) -> None:
+    items = prompts(source)
+    expected = captured(source, tmp_path / "whole", items)
+    capture, done = LanguageCapture(source, Parts(tmp_path / "parts"), CPU), list[str]()
+    for stage, _ in capture.stages(items):
+        if stage.name == f"layers.{last}":
+            break  # it was given, and nobody kept what became of it
+        done.append(stage.name)
+
+    def unread() -> Iterator[Prompt]:
+        raise AssertionError("the prompts were read again")
+        yield
+
+    found = {name: gram for _, grams in capture.stages(unread(), done=done) for name, gram in grams.items()}
+    assert set(found) == {name for name in expected if int(name.split("layers.")[1][0]) >= last}
+    for name, gram in found.items():
+        assert gram.count == expected[name].count
+        assert torch.equal(gram.centred, expected[name].centred)
+    left = sorted(path.name for path in (tmp_path / "parts").glob("language-*.f32"))
+    assert left == ["language-3.f32", "language-places.f32"]
 
 
 @torch.no_grad()

@@ -14,13 +14,13 @@ import torch
 from qvlopt.errors import RunError
 from qvlopt.model import quantize_tower as module
 from qvlopt.model.awq_choice import choose
-from qvlopt.model.capture import capture_vision
 from qvlopt.model.names import vision_linears
 from qvlopt.model.quantize import QuantizedStage, quantize_stage
 from qvlopt.model.quantize_tower import QuantizedTower, quantize_tower
 from qvlopt.model.source import Source, open_source
 from qvlopt.quant.objective import Gram
 from qvlopt.recipe.load import load_recipe
+from tests.captured import capture_vision
 from tests.tiny import build_tiny
 from tests.tiny_run import SMALL, with_first_value
 

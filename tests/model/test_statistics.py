@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from qvlopt.errors import RunError
-from qvlopt.model.statistics import FILE, StatisticsFiles, save_statistics
+from qvlopt.model.statistics import FILE, StatisticsFiles, gather_statistics, save_statistics
 from qvlopt.model.token_draw import HELD_OUT
 from qvlopt.quant.objective import Gram
 
@@ -21,7 +21,7 @@ GRAMS = {
 
 
 def test_what_is_saved_is_read_bit_for_bit(tmp_path: Path) -> None:
-    save_statistics(tmp_path, GRAMS)
+    save_statistics(tmp_path / FILE, GRAMS)
     files = StatisticsFiles(tmp_path)
     assert files.layers == set(GRAMS)
     for name, expected in GRAMS.items():
@@ -33,7 +33,7 @@ def test_what_is_saved_is_read_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_the_file_is_ordinary_safetensors_of_wide_types(tmp_path: Path) -> None:
-    save_statistics(tmp_path, GRAMS)
+    save_statistics(tmp_path / FILE, GRAMS)
     with safe_open(tmp_path / FILE, "pt") as file:
         dtypes = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118
     assert len(dtypes) == 5 * len(GRAMS)
@@ -44,14 +44,14 @@ def test_the_same_statistics_are_the_same_bytes(tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-        save_statistics(folder, GRAMS)
+        save_statistics(folder / FILE, GRAMS)
     assert (folders[0] / FILE).read_bytes() == (folders[1] / FILE).read_bytes()
 
 
 def test_statistics_of_held_out_pictures_stay_apart_and_count_where_all_are_asked_for(tmp_path: Path) -> None:
     name = "model.visual.blocks.0.attn.qkv"
     held_out = Gram.of(torch.randn(20, 24, generator=torch.Generator().manual_seed(2)))
-    save_statistics(tmp_path, GRAMS | {name + HELD_OUT: held_out})
+    save_statistics(tmp_path / FILE, GRAMS | {name + HELD_OUT: held_out})
     files = StatisticsFiles(tmp_path)
     apart = files.read_held_out(name)
     assert apart is not None
@@ -62,8 +62,26 @@ def test_statistics_of_held_out_pictures_stay_apart_and_count_where_all_are_aske
     assert files.read_held_out("model.visual.blocks.10.attn.qkv") is None
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_shards_are_read_like_one_file_and_keep_their_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    parts, folder = [tmp_path / f"{place}.safetensors" for place in range(len(GRAMS))], tmp_path / "gathered"
+    folder.mkdir()
+    for path, (name, gram) in zip(parts, GRAMS.items(), strict=True):
+        save_statistics(path, {name: gram})
+    gather_statistics(folder, parts)
+    files = StatisticsFiles(folder)
+    assert files.layers == set(GRAMS)
+    assert all(torch.equal(files.read(name).centred, gram.centred) for name, gram in GRAMS.items())
+    assert {path.stat().st_nlink for path in parts} == {2 if links else 1}
+
+
 def test_a_layer_that_was_not_calibrated_is_named(tmp_path: Path) -> None:
-    save_statistics(tmp_path, GRAMS)
+    save_statistics(tmp_path / FILE, GRAMS)
     with pytest.raises(RunError, match=r"has no statistics of model\.visual\.blocks\.1\.attn\.qkv"):
         StatisticsFiles(tmp_path).read("model.visual.blocks.1.attn.qkv")
 

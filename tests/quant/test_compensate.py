@@ -177,6 +177,18 @@ def test_the_energies_are_what_one_columns_error_costs_when_later_ones_make_up_f
         assert float(factor.energy[now]) == pytest.approx(float(h[now, now] - free), rel=1e-3)
 
 
+def test_a_dead_channels_error_costs_nothing_in_whatever_unit_the_others_are() -> None:
+    x = inputs(13)
+    x[:, [3, 9]] = 0.0
+    h = Gram.of(x).gram
+    for unit in (1.0, 1e-9):
+        factor = factored(h * unit)
+        assert factor is not None
+        assert factor.energy[[3, 9]].tolist() == [0.0, 0.0]
+        assert int((factor.energy > 0).sum()) == 30
+        assert not factor.rescaled(torch.full((32,), 0.5)).energy[[3, 9]].any()
+
+
 def test_a_factor_moves_with_the_scale_of_the_inputs() -> None:
     h, scale = Gram.of(inputs(12)).gram, torch.rand(32, generator=torch.Generator().manual_seed(0)) + 0.5
     factor = factored(h)

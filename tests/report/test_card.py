@@ -9,6 +9,7 @@ from ruamel.yaml import YAML
 
 from qvlopt.report.card import WORST, Score, awq_card, with_scores
 
+COMMAND = "qvlopt quantize-awq --recipe my-recipe --set quantize_awq.bits=4"
 FORMS = ("awq", "compressed-tensors", "bf16")
 
 
@@ -19,7 +20,15 @@ def manifest(*, path: str = "Qwen/Qwen3-VL-2B-Instruct", revision: str | None = 
     ]
     modules = [{"name": layer["name"], "bytes_before": 2_000_000, "bytes_after": 530_000} for layer in layers]
     modules.append({"name": "model.language_model.embed_tokens", "bytes_before": 9_000_000, "bytes_after": 9_000_000})
-    defaults = {"bits": 4, "group_size": 128, "zero_point": True, "format": "awq", "dtype": "source"}
+    defaults = {
+        "bits": 4,
+        "group_size": 128,
+        "zero_point": True,
+        "format": "awq",
+        "dtype": "source",
+        "scope": "vision",
+        "search": {"compensate": False},
+    }
     return {
         "version": "0.1.0",
         "recipe": {"name": "my-recipe", "quantize_awq": {**defaults, **section}},
@@ -38,14 +47,14 @@ def front_matter(card: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_card_says_what_was_done_and_how_to_do_it_again(form: str) -> None:
-    card = awq_card(manifest(format=form))
+    card = awq_card(manifest(format=form), COMMAND)
     for part in (
         "# my-recipe: vision tower in INT4",
         "12 linear layers of the vision tower of `Qwen/Qwen3-VL-2B-Instruct`",
         "groups of 128 (with zero points)",
         "byte for byte those of the source",
         "    vllm serve <this folder>",
-        "    qvlopt quantize-awq --recipe my-recipe",
+        f"    {COMMAND}\n",
         "Source digest `d1gest`, revision `abc123`.",
         "128 pictures (20,480 patches)",
     ):
@@ -55,32 +64,53 @@ def test_every_card_says_what_was_done_and_how_to_do_it_again(form: str) -> None
 
 
 def test_only_packed_formats_warn_of_sglang() -> None:
-    warned = {form: "**Not SGLang**" in awq_card(manifest(format=form)) for form in FORMS}
+    warned = {form: "**Not SGLang**" in awq_card(manifest(format=form), COMMAND) for form in FORMS}
     assert warned == {"awq": True, "compressed-tensors": True, "bf16": False}
-    assert "for SGLang" in awq_card(manifest(format="bf16"))
+    assert "for SGLang" in awq_card(manifest(format="bf16"), COMMAND)
 
 
 def test_each_format_names_what_transformers_needs() -> None:
-    assert 'AwqConfig(backend="torch_awq")' in awq_card(manifest(format="awq"))
-    assert "CompressedTensorsConfig(dequantize=True)" in awq_card(manifest(format="compressed-tensors"))
+    assert 'AwqConfig(backend="torch_awq")' in awq_card(manifest(format="awq"), COMMAND)
+    assert "CompressedTensorsConfig(dequantize=True)" in awq_card(manifest(format="compressed-tensors"), COMMAND)
 
 
 def test_the_settings_are_those_of_the_recipe() -> None:
-    card = awq_card(manifest(format="bf16", bits=3, group_size=64, zero_point=False, dtype="float16"))
+    card = awq_card(manifest(format="bf16", bits=3, group_size=64, zero_point=False, dtype="float16"), COMMAND)
     assert "rounded to 3 bits in groups of 64 (symmetric)" in card
     assert "cast to float16" in card
     assert "byte for byte" not in card
     assert "vision-tower-int3" in front_matter(card)["tags"]
 
 
+def test_the_language_model_is_not_said_to_be_untouched_when_it_is_quantised() -> None:
+    card = awq_card(manifest(scope="vision+language"), COMMAND)
+    assert "linear layers of the vision tower and decoder layers of" in card
+    assert "Embeddings and lm_head are byte for byte those of the source" in card
+    assert "language model and" not in card
+
+
+def test_compensation_is_told_layer_by_layer_with_what_it_gained() -> None:
+    made = manifest(search={"compensate": True})
+    made["layers"][0] |= {"method": "scale+clip+compensate+bias", "held_out_loss": 0.003, "held_out_uncompensated": 0.004}
+    made["layers"][1] |= {"held_out_loss": 0.005, "held_out_uncompensated": 0.005}
+    for layer in made["layers"][2:]:
+        layer |= {"held_out_loss": None, "held_out_uncompensated": None}
+    card = awq_card(made, COMMAND)
+    assert "1 of 2 layers are rounded so that each column makes up for the errors of those before it" in card
+    assert "held out: 0.0090 without, 0.0080 as chosen" in card
+    assert "| `model.visual.blocks.0.attn.qkv` | yes | 0.00400 | 0.00300 | -25% |" in card
+    assert "| `model.visual.blocks.1.attn.qkv` | no | 0.00500 | 0.00500 | +0% |" in card
+    assert "## Compensation" not in awq_card(manifest(), COMMAND)
+
+
 def test_bytes_are_of_the_tower_and_of_the_whole() -> None:
-    card = awq_card(manifest())
+    card = awq_card(manifest(), COMMAND)
     assert "| vision tower | 24,000,000 | 6,360,000 |" in card
     assert "| whole | 33,000,000 | 15,360,000 |" in card
 
 
 def test_the_worst_layers_are_listed_and_all_are_summed() -> None:
-    card = awq_card(manifest())
+    card = awq_card(manifest(), COMMAND)
     rows = [line for line in card.splitlines() if line.startswith("| `model.visual.")]
     assert len(rows) == WORST
     assert rows[0] == "| `model.visual.blocks.11.attn.qkv` | 0.12000 | 0.02400 | scale+clip+bias |"
@@ -89,11 +119,11 @@ def test_the_worst_layers_are_listed_and_all_are_summed() -> None:
 
 @pytest.mark.parametrize("path", ["builtin:nano", "/data/a: b #c", "models/[tiny]", '"quoted"', "モデル"])
 def test_any_path_leaves_the_front_matter_valid(path: str) -> None:
-    assert front_matter(awq_card(manifest(path=path, revision=None)))["base_model"] == path
+    assert front_matter(awq_card(manifest(path=path, revision=None), COMMAND))["base_model"] == path
 
 
 def test_a_source_without_a_revision_claims_none() -> None:
-    assert "revision" not in awq_card(manifest(revision=None))
+    assert "revision" not in awq_card(manifest(revision=None), COMMAND)
 
 
 OCR = Score("ocr", "exact_match", 300, 0.95, 0.94, -0.031, 0.012, "pass")
@@ -102,7 +132,7 @@ VQA = Score("vqa", "vqa_exact", 200, 0.9, 0.92, -0.004, 0.05, "pass")
 
 @pytest.mark.parametrize("form", FORMS)
 def test_scores_take_the_place_kept_for_them_and_replace_each_other(form: str) -> None:
-    card = awq_card(manifest(format=form))
+    card = awq_card(manifest(format=form), COMMAND)
     assert "Not evaluated yet" in card
     first = with_scores(card, [OCR])
     assert "Not evaluated yet" not in first

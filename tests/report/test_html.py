@@ -105,6 +105,33 @@ def test_without_a_base_wrong_answers_are_shown() -> None:
     assert "Scored only" in source
 
 
+def test_without_a_base_and_without_a_wrong_answer_nothing_is_said_to_be_the_same() -> None:
+    alone = result(metric(base=None, delta=None, ci_low=None, ci_high=None, lost=None, gained=None), baseline=None)
+    text = Page(page(evaluation(alone), [row("a", None, "A 17")])).text
+    assert "None: every answer that was scored is right." in text
+    assert "is the same" not in text
+
+
+def test_scores_by_kind_are_there_where_a_set_has_kinds() -> None:
+    kinds = [{"name": "chart", "metric": "relaxed_accuracy", "kind": "<human>", "n": 1250, "base": 0.8, "candidate": 0.7, "delta": -0.1}]
+    text = Page(page(evaluation(result(metric(), by_stratum=kinds)))).text
+    assert all(word in text for word in ("By kind of item (1 rows)", "<human>", "1,250", "80.00", "-10.00"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"ci_high": 0.001, "n_needed": 5000}, "cannot rule out a drop of more than 2.00 points"),
+        ({"ci_high": 0.001, "n_needed": 5000}, "about 5,000 items would be needed (80 % power)"),
+        ({"ci_high": 0.001, "n_needed": 100}, "what was seen is close to the margin, more items may not decide"),
+        ({"ci_low": -0.08, "ci_high": -0.03, "p_drop_holm": 0.071}, "chance may do that (p = 0.071 after Holm's correction)"),
+    ],
+)
+def test_why_it_is_inconclusive_is_said(changes: dict[str, Any], words: str) -> None:
+    source = page(evaluation(result(metric(verdict="inconclusive", margin=0.02, n=1000, **changes), verdict="inconclusive"), verdict="inconclusive"))
+    assert words in Page(source).text
+
+
 def test_equal_answers_leave_no_gallery() -> None:
     assert "None: every answer that was compared is the same." in page(evaluation(result(metric())), [row("a", "A 17", "A 17")])
 
@@ -189,6 +216,16 @@ def test_pages_have_a_limit_of_cards_and_of_bytes(monkeypatch: pytest.MonkeyPatc
     assert [each["data-set"] for each in found.all("article")] == ["ocr"] * 3 + ["vqa"] * 3, "a set must not hide another"
     assert "The 6 most telling of them are here" in found.text
     assert sum(len(each["src"] or "") for each in found.all("img")) <= 1000
+    assert "the page has no room for more pictures" in found.text
+
+
+def test_pictures_that_are_shown_again_take_room_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = next(each["src"] for each in Page(page(FAILING, [row("sign-1", "A 17", "x")])).all("img")) or ""
+    monkeypatch.setattr(html_cases, "PICTURE_BYTES", len(url) + 50)
+    two = [{**row("sign-1", "A 17", "x"), "candidate": name} for name in ("a", "b")]
+    results = [{**result(metric(verdict="fail"), verdict="fail"), "candidate": name} for name in ("a", "b")]
+    found = Page(page(evaluation(*results, verdict="fail", exit_code=1), two))
+    assert (len(found.all("article")), len(found.all("img"))) == (2, 1)
     assert "the page has no room for more pictures" in found.text
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from qvlopt.artifact.process import is_another_alive
 from qvlopt.report.write import jsonl_text, new_folder, prepare_parent, write_report
 
 
@@ -75,11 +76,11 @@ def test_a_failure_leaves_no_folder_that_it_made(tmp_path: Path) -> None:
 
 
 def test_a_place_is_tried_before_the_work_and_nothing_stays(tmp_path: Path) -> None:
-    prepare_parent(tmp_path / "out" / "evaluate")
+    prepare_parent(tmp_path / "out" / "evaluate", is_alive=is_another_alive)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        prepare_parent(tmp_path / "file" / "evaluate")
+        prepare_parent(tmp_path / "file" / "evaluate", is_alive=is_another_alive)
 
 
 def test_what_killed_runs_left_goes_and_nothing_else(tmp_path: Path) -> None:
@@ -91,5 +92,5 @@ def test_what_killed_runs_left_goes_and_nothing_else(tmp_path: Path) -> None:
     kept = [f".20260101T000000Z.tmp-{os.getppid()}-0a", f".mine.tmp-{ended.pid}", ".latest.tmp-x", "20260101T000000Z"]
     for name in kept:
         (tmp_path / name).mkdir()
-    prepare_parent(tmp_path)
+    prepare_parent(tmp_path, is_alive=is_another_alive)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -18,6 +18,7 @@ from qvlopt.data.samples import Sample
 from qvlopt.errors import ItemError, RunError
 from qvlopt.model.source import open_source
 from qvlopt.recipe.schema import PixelLimits
+from qvlopt.runtime import byte_cache
 from qvlopt.runtime.engine import Answer, LocalEngine, Prepared, Stage
 from qvlopt.runtime.onnx_engine import OnnxEngine
 from qvlopt.runtime.picture_cache import PictureCache
@@ -260,6 +261,33 @@ def test_a_request_ends_when_its_time_is_up_and_the_next_has_its_own(engine: Onn
     assert engine.fingerprint["generation"]["time_limit_s"] == 0.5
     engine.time_limit_s = None
     assert engine.generate(prepared, max_new_tokens=NEW) == expected
+
+
+def test_time_is_looked_at_between_pictures(engine: OnnxEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = prepared_in(engine, tmp_path, [("<image><image><image>?", [(64, 64), (96, 64), (128, 64)])])[0]
+    seen = counted(monkeypatch, engine)
+    ticks = iter(range(10**6))
+    engine.time_limit_s, engine.clock = 1.5, lambda: float(next(ticks))
+    answer = engine.generate([item], max_new_tokens=NEW)[0]
+    assert (answer.stop, answer.token_ids, seen) == ("time", (), {"vision": [16], "tokens": []})
+    engine.time_limit_s = None
+    assert engine.generate([item], max_new_tokens=2)[0].error is None
+    assert seen["vision"] == [16, 24, 32], "what was encoded in time is kept"
+
+
+def test_pressure_empties_the_caches_and_changes_no_answer(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spare = [1 << 40]
+    monkeypatch.setattr(byte_cache, "spare_memory_bytes", lambda: spare[0])
+    engine = opened(artifact)
+    prepared = prepared_in(engine, tmp_path)
+    expected = one_by_one(engine, prepared)
+    assert min(len(engine.pictures.memory), len(engine.prompts.memory)) > 1
+    spare[0] = -1
+    fresh = prepared_in(engine, tmp_path, [("What is it?", [(64, 96)])])
+    engine.generate(fresh, max_new_tokens=1)
+    assert (len(engine.pictures.memory), len(engine.prompts.memory)) == (0, 0)
+    assert one_by_one(engine, prepared) == expected
+    assert (engine.pictures.memory.bytes, engine.prompts.memory.bytes) == (0, 0)
 
 
 def test_a_failing_sample_fails_alone(engine: OnnxEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,7 +79,7 @@ def test_the_folder_serves_another_process_to_the_bit(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["k.safetensors"]
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "shape", "dtype"])
+@pytest.mark.parametrize("damage", ["cut", "text", "shape", "dtype", "bit", "another's"])
 def test_a_file_that_is_not_what_was_written_is_dropped(tmp_path: Path, damage: str) -> None:
     cache = PictureCache(0, folder=tmp_path)
     stored = features(1)
@@ -89,6 +91,11 @@ def test_a_file_that_is_not_what_was_written_is_dropped(tmp_path: Path, damage: 
     path = tmp_path / "k.safetensors"
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-8])
+    if damage == "bit":
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    if damage == "another's":  # as a careless copy would leave it
+        cache.put("other", features(3))
+        (tmp_path / "other.safetensors").replace(path)
     if damage == "text":
         path.write_text("no tensors")
     assert cache.get("k", **SIZES) is None
@@ -107,6 +114,16 @@ def test_the_folder_keeps_to_its_limit_and_to_what_is_used(tmp_path: Path) -> No
     assert cache.get("a", **SIZES) is not None  # used: now newer than b
     cache.put("c", features(2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "c.safetensors"]
+
+
+def test_what_killed_processes_left_in_the_folder_goes(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    kept = {f".x.tmp-{os.getppid()}", "mine.txt", ".note.tmp-x"}
+    for name in {*kept, f".x.tmp-{ended.pid}"}:
+        (tmp_path / name).touch()
+    PictureCache(0, folder=tmp_path).put("k", features(1))
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, "k.safetensors"}
 
 
 def test_a_disk_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:

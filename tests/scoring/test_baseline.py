@@ -14,7 +14,7 @@ from qvlopt.errors import NotComparableError
 from qvlopt.report.progress import SilentProgress
 from qvlopt.scoring.baseline import baseline_text, changes, read_baseline
 from qvlopt.scoring.conditions import conditions_of
-from qvlopt.scoring.evaluate import EngineRun, EvalSet, run_engine
+from qvlopt.scoring.evaluate import EngineRun, EvalSet, ask_engine
 from qvlopt.scoring.tasks import TASKS
 from tests.fakes import FakeEngine, right
 
@@ -32,7 +32,7 @@ def each(tmp_path: Path) -> EvalSet:
 def answered(each: EvalSet, engine: FakeEngine | None = None) -> EngineRun:
     said = {"i1": "::error::\u202e\x1b[31m", "i3": None}
     engine = engine or FakeEngine(lambda sample: said.get(sample.id, right(sample)))
-    return run_engine(engine, [each], batch=2, progress=SilentProgress(), label="x")
+    return ask_engine(engine, [each], batch=2, progress=SilentProgress(), label="x")
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path, each: EvalSet) -> None:

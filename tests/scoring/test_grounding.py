@@ -72,6 +72,11 @@ def test_any_text_is_right_wrong_or_unparsed(text: str) -> None:
     assert point_in_box(text, ["[0, 0, 1000, 1000] /1000"], SIZE) in (0.0, 1.0, None)
 
 
+@pytest.mark.parametrize("text", ['{"point_2d": [1%s, 5]}', "[1%s, 5]", "1%s, 5"])
+def test_a_model_that_repeats_a_digit_is_wrong_and_stops_nothing(text: str) -> None:
+    assert point_in_box(text % ("0" * 400), ["[0, 0, 1000, 1000] /1000"], SIZE) == 0.0
+
+
 @given(st.integers(0, 1000), st.integers(0, 1000), st.integers(1, 5000), st.integers(1, 5000))
 def test_the_size_of_the_picture_does_not_matter_where_nothing_is_in_pixels(x: int, y: int, width: int, height: int) -> None:
     golds = ["[250, 250, 750, 750] /1000"]

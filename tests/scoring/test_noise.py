@@ -10,7 +10,7 @@ from PIL import Image
 from qvlopt.data.preflight import check_pictures
 from qvlopt.data.samples import ImageRef, Sample
 from qvlopt.report.progress import SilentProgress
-from qvlopt.scoring.evaluate import EngineRun, EvalSet, run_engine
+from qvlopt.scoring.evaluate import EngineRun, EvalSet, ask_engine
 from qvlopt.scoring.noise import Noise, measure_noise
 from qvlopt.scoring.tasks import TASKS
 from tests.fakes import FakeEngine, right
@@ -26,7 +26,7 @@ def each(tmp_path: Path) -> EvalSet:
 
 def noise(each: EvalSet, flipped: int, *, margin: float = 0.02) -> Noise:
     def run(engine: FakeEngine, batch: int) -> EngineRun:
-        return run_engine(engine, [each], batch=batch, progress=SilentProgress(), label="x")
+        return ask_engine(engine, [each], batch=batch, progress=SilentProgress(), label="x")
 
     other = FakeEngine(lambda sample: "WRONG" if int(sample.id) < flipped else right(sample))
     return measure_noise((run(FakeEngine(), 8), run(other, 1)), [each], margin=margin, alpha=0.05)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -100,12 +102,19 @@ def test_a_probe_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qvlopt.timing.probes.SIDE", {"cpu": 8})
     monkeypatch.setattr("qvlopt.timing.probes.READ_SIDE", 16)
     clock = FakeClock()
-    monkeypatch.setattr(torch, "mm", lambda *_: clock.pass_(0.5))
+
+    def product(left: torch.Tensor, _weight: torch.Tensor) -> None:
+        if left.dtype == torch.float16:
+            raise RuntimeError("not implemented")
+        clock.pass_(0.5)
+
+    class Integers:
+        def run(self, _outputs: None, feeds: Mapping[str, np.ndarray]) -> None:
+            assert feeds["x"].shape == (8, 8)
+            clock.pass_(0.125)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
     monkeypatch.setattr(torch, "mv", lambda *_: clock.pass_(0.25))
-
-    def no_kernel(*_: object) -> None:
-        raise RuntimeError("not implemented")
-
-    monkeypatch.setattr(torch, "_int_mm", no_kernel)
-    limits = measure_limits(["float32", "int8"], device="cpu", clock=clock)
-    assert limits == Limits({"float32": 2 * 8**3 / 0.5}, 16 * 16 * 4 / 0.25)
+    monkeypatch.setattr("qvlopt.timing.probes.product_session", lambda *_, **__: Integers())
+    limits = measure_limits(["float32", "float16", "int8"], device="cpu", clock=clock)
+    assert limits == Limits({"float32": 2 * 8**3 / 0.5, "int8": 2 * 8**3 / 0.125}, 16 * 16 * 4 / 0.25)

@@ -68,6 +68,12 @@ def test_one_token_has_no_time_per_token() -> None:
 def test_several_requests_at_once_have_no_time_per_token_of_their_own() -> None:
     times = call_times(ENTRIES, 5.5, [3, 3])
     assert (times.tpot, times.tokens, times.requests) == ((), 6, 2)
+    assert times.ttft == (4.0,)
+
+
+def test_requests_that_an_engine_takes_one_after_the_other_wait_for_those_before_them() -> None:
+    second = tuple(Entry(entry.stage, entry.began + 5.5, entry.ended + 5.5) for entry in ENTRIES[1:])
+    assert call_times((*ENTRIES, *second), 11.0, [3, 3]).ttft == (4.0, 9.5)
 
 
 def test_without_a_prefill_nothing_is_known_of_the_first_token() -> None:

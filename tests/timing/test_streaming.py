@@ -91,13 +91,33 @@ def test_one_token_has_no_time_per_token(request_: Request) -> None:
     assert ServerSession(Server(clock, answer(1, chunks=(0.5,))), clock).call([request_]).tpot == ()
 
 
-def test_a_server_that_refuses_the_field_is_asked_without_it_from_then_on(request_: Request) -> None:
+IGNORING, LENGTHENING = {"ignore_eos": True}, {"generation_config": '{"min_new_tokens": 4}'}
+
+
+def test_a_server_that_refuses_a_field_is_asked_in_the_next_way_from_then_on(request_: Request) -> None:
     clock = FakeClock()
-    server = Server(clock, answer(error="status 400: unknown field ignore_eos"), answer(), answer())
+    server = Server(clock, answer(error="status 422: Unexpected fields in the request: {'ignore_eos'}"), answer(), answer())
     session = ServerSession(server, clock)
     assert session.call([request_]).error is None
     assert session.call([request_]).error is None
-    assert server.extras == [{"ignore_eos": True}, None, None]
+    assert server.extras == [IGNORING, LENGTHENING, LENGTHENING]
+
+
+def test_a_server_that_refuses_every_way_is_asked_plainly_from_then_on(request_: Request) -> None:
+    clock = FakeClock()
+    refusals = [answer(error=f"status 400: unknown field {field}") for field in ("ignore_eos", "generation_config")]
+    server = Server(clock, *refusals, answer(), answer())
+    session = ServerSession(server, clock)
+    assert session.call([request_]).error is None
+    assert session.call([request_]).error is None
+    assert server.extras == [IGNORING, LENGTHENING, None, None]
+
+
+def test_an_error_that_names_no_field_is_the_answers(request_: Request) -> None:
+    clock = FakeClock()
+    server = Server(clock, answer(error="status 500: boom"))
+    assert ServerSession(server, clock).call([request_]).error == "status 500: boom"
+    assert server.extras == [IGNORING]
 
 
 def test_without_a_tokenizer_a_word_stands_for_a_token(request_: Request) -> None:

@@ -65,8 +65,15 @@ def test_a_busy_machine_is_not_a_slower_program() -> None:
     ratio = compare_series(NAME, series(1.0), busy, tolerance=0.1)
     assert ratio is not None
     assert ratio.verdict == "inconclusive"
-    assert ratio.reason == "the engine's threads waited for a processor 40 % of the time: the machine was busy"
+    assert ratio.reason == "the engine's threads waited for a processor 40 % of the time, which may be the difference"
     assert verdict(series(1.0), replace(slow, waited=0.05)) == "fail"
+
+
+def test_a_difference_that_the_waiting_may_have_made_decides_nothing() -> None:
+    slower, faster = series(1.17, spread=0.005, seed=1), series(1.06, spread=0.005, seed=1)
+    base = series(1.0, spread=0.005)
+    assert [verdict(base, replace(slower, waited=waited)) for waited in (None, 0.0, 0.03, 0.08)] == ["fail", "fail", "fail", "inconclusive"]
+    assert [verdict(replace(base, waited=waited), faster) for waited in (None, 0.0, 0.02, 0.08)] == ["pass", "pass", "pass", "inconclusive"]
 
 
 def test_nothing_passes_against_a_base_that_was_slow_because_the_machine_was_busy() -> None:

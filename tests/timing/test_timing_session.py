@@ -15,12 +15,14 @@ from qvlopt.errors import ItemError
 from qvlopt.model.prompt import Prompter
 from qvlopt.model.source import open_source
 from qvlopt.runtime.engine import Answer, OnStage, Prepared, stage
+from qvlopt.runtime.onnx_engine import OnnxEngine
 from qvlopt.runtime.torch_engine import TorchEngine
 from qvlopt.timing.session import Request, Session
 from qvlopt.timing.stages import STAGES, CallTimes
 from qvlopt.timing.workload import write_picture
 from tests.clock import FakeClock
 from tests.tiny import build_tiny
+from tests.tiny_onnx import build_onnx
 
 NEW = 4
 SECONDS = {"load": 1.0, "process": 2.0, "tower": 30.0, "prefill": 20.0, "step": 5.0, "decode": 0.25}
@@ -37,32 +39,40 @@ def request_(tmp_path: Path) -> Request:
     return Request("0", str(write_picture(tmp_path, 64, 96, (0,))), (0, 1), 40, NEW)
 
 
-def slowed(engine: TorchEngine, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every piece of the engine's real work lets its SECONDS pass; nothing else does."""
+def passing(work: Callable[..., Any], seconds: float, clock: FakeClock) -> Callable[..., Any]:
+    """`work`, which takes so long on the fake clock."""
 
-    def passing(work: Callable[..., Any], seconds: Callable[..., float]) -> Callable[..., Any]:
-        def call(*args: Any, **named: Any) -> Any:
-            clock.pass_(seconds(**named))
-            return work(*args, **named)
+    def call(*args: Any, **named: Any) -> Any:
+        clock.pass_(seconds)
+        return work(*args, **named)
 
-        return call
+    return call
 
-    monkeypatch.setattr(ImageRef, "load", passing(ImageRef.load, lambda: SECONDS["load"]))
-    monkeypatch.setattr(type(engine.processor), "process", passing(type(engine.processor).process, lambda: SECONDS["process"]))
-    monkeypatch.setattr(type(engine.model.vision), "__call__", passing(type(engine.model.vision).__call__, lambda: SECONDS["tower"]))
 
-    def text_seconds(inputs_embeds: torch.Tensor, **_rest: Any) -> float:
-        return SECONDS["prefill" if inputs_embeds.shape[1] > 1 else "step"]
+def slowed(pieces: Sequence[tuple[type, str, str]], clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each piece of an engine's real work, by class, method and name in SECONDS, lets its time pass; nothing else does."""
+    for owner, name, piece in pieces:
+        monkeypatch.setattr(owner, name, passing(getattr(owner, name), SECONDS[piece], clock))
 
-    monkeypatch.setattr(engine.model.text, "forward", passing(engine.model.text.forward, text_seconds))
-    monkeypatch.setattr(Prompter, "decode", passing(Prompter.decode, lambda: SECONDS["decode"]))
+
+def slowed_text(text: torch.nn.Module, clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for a language model of torch, where prompt and step are one method."""
+    forward = text.forward
+
+    def call(*, inputs_embeds: torch.Tensor, **named: Any) -> Any:
+        clock.pass_(SECONDS["prefill" if inputs_embeds.shape[1] > 1 else "step"])
+        return forward(inputs_embeds=inputs_embeds, **named)
+
+    monkeypatch.setattr(text, "forward", call)
 
 
 def test_every_second_of_the_torch_engine_is_in_its_stage(tiny: Path, request_: Request, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine.open(open_source(str(tiny), folder=tiny.parent), dtype=torch.float32, device="cpu")
     clock = FakeClock()
     session = Session(engine, clock)
-    slowed(engine, clock, monkeypatch)
+    tower = (type(engine.model.vision), "__call__", "tower")
+    slowed([(ImageRef, "load", "load"), (type(engine.processor), "process", "process"), tower, (Prompter, "decode", "decode")], clock, monkeypatch)
+    slowed_text(engine.model.text, clock, monkeypatch)
     times = session.call([request_])
     assert times.error is None
     assert times.stages == {
@@ -77,6 +87,31 @@ def test_every_second_of_the_torch_engine_is_in_its_stage(tiny: Path, request_: 
     assert times.tpot == (SECONDS["step"] + SECONDS["decode"] / (NEW - 1),)
     assert times.coverage is not None
     assert times.coverage >= 0.95
+
+
+def test_every_second_of_the_onnx_engine_is_in_its_stage(tiny: Path, request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = OnnxEngine.open(build_onnx(tiny, tmp_path / "export"), threads=1)
+    clock = FakeClock()
+    session = Session(engine, clock)
+    pieces = (
+        (ImageRef, "load", "load"),
+        (type(engine.processor), "process", "process"),
+        (type(engine.model.vision), "encode", "tower"),
+        (type(engine.model.language), "run", "prefill"),
+        (type(engine.model.language), "step", "step"),
+        (Prompter, "decode", "decode"),
+    )
+    slowed(pieces, clock, monkeypatch)
+    times = session.call([request_])
+    assert times.error is None
+    assert {name: sum(spent) for name, spent in times.stages.items() if name != "prefill"} == {
+        "preprocess": SECONDS["load"] + SECONDS["process"],
+        "vision": SECONDS["tower"],
+        "decode": SECONDS["step"] * (NEW - 1),
+        "detokenise": SECONDS["decode"],
+    }
+    assert sum(times.stages["prefill"]) >= SECONDS["prefill"]  # a run for every chunk
+    assert times.coverage == 1.0
 
 
 def test_a_call_has_what_its_threads_waited(tiny: Path, request_: Request) -> None:

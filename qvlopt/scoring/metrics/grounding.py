@@ -105,7 +105,7 @@ def _are_fractions(text: str, point: Point) -> bool:
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(value) for value in json.loads(text)]
+        return [float(value) for value in json.loads(text, parse_int=float)]  # a model may repeat a digit until no integer is a float any more
     except (ValueError, TypeError):
         return []
 
