@@ -30,7 +30,8 @@ from qvlopt.artifact.tensors import TensorFiles, TensorWriter
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.data.samples import read_samples
 from qvlopt.model.autoawq_stage import quantize_stage_by_autoawq
-from qvlopt.model.capture import Capture, GramWithInputs
+from qvlopt.model.capture import Capture
+from qvlopt.model.input_sums import GramWithInputs, InputSum
 from qvlopt.model.names import VISION, vision_stages
 from qvlopt.model.preprocess import PictureProcessor
 from qvlopt.model.quantize import Search, quantize_stage
@@ -56,7 +57,7 @@ def save_inputs(source: Source, pictures: Path, folder: Path, blocks: list[int],
     read = [processor.process(image.load()) for sample in read_samples(pictures).samples for image in sample.images]
     wanted = {f"blocks.{index}" for index in blocks}
     done = {stage.name for stage in vision_stages(source.settings.vision)} - wanted
-    capture = Capture(source, Parts(folder / "parts"), CPU, most_tokens=tokens, dtype=linear_dtype(source, CPU), inputs=True)
+    capture = Capture(source, Parts(folder / "parts"), CPU, most_tokens=tokens, dtype=linear_dtype(source, CPU), sums=InputSum)
     for stage, grams in capture.stages(lambda: ((p.pixel_values[None], p.grid) for p in read), done=done):
         (folder / stage.name).mkdir()
         found = {name: gram.inputs for name, gram in grams.items() if isinstance(gram, GramWithInputs)}

@@ -15,6 +15,7 @@ from qvlopt.commands.calibrated import Statistics
 from qvlopt.commands.calibration_data import Asked, captured, coverage_of
 from qvlopt.commands.calibration_prompts import captured_language
 from qvlopt.errors import RunError
+from qvlopt.model.input_sums import GramSum, InputSum
 from qvlopt.model.names import LANGUAGE, Stage
 from qvlopt.model.quantize import LayerReport
 from qvlopt.model.quantize_tower import QuantizedTower, StoredStage, TowerQuantizer, progress_text
@@ -71,7 +72,8 @@ def _computed(
     """Stages that are not `done`, with statistics that are computed now; those without a chosen linear are only run through."""
     wanted = {stage.name for stage in quantizer.stages}
     unwanted = {stage.name for stage in quantizer.all_stages if stage.name not in wanted}
-    yield from captured(asked, parts, quantizer.device, progress, done={*done, *unwanted}, inputs=quantizer.section.engine == "autoawq")
+    sums = InputSum if quantizer.section.engine == "autoawq" else GramSum
+    yield from captured(asked, parts, quantizer.device, progress, done={*done, *unwanted}, sums=sums)
     if any(stage.root == LANGUAGE for stage in quantizer.stages):
         yield from captured_language(asked, parts, quantizer.device, progress, done={*done, *unwanted})
 

@@ -24,6 +24,7 @@ from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow, planned
 from qvlopt.data.preflight import Skipped
+from qvlopt.model.input_sums import GramSum
 from qvlopt.model.names import Scope, Stage, language_linears, language_stages, vision_linears, vision_stages
 from qvlopt.model.shapes import parameter_shapes
 from qvlopt.model.source import Source
@@ -121,12 +122,12 @@ def _bytes(asked: Asked) -> int:
 
 
 def captured_stages(
-    asked: Asked, parts: Parts, device: torch.device, progress: Progress, done: Collection[str] = ()
+    asked: Asked, parts: Parts, device: torch.device, progress: Progress, *, done: Collection[str] = (), sums: type[GramSum] = GramSum
 ) -> Iterator[tuple[Stage, dict[str, Gram]]]:
     """Every stage of `calibrate.scope` that is not `done` with its linears' statistics, in order of computation."""
-    yield from captured(asked, parts, device, progress, done=done)
+    yield from captured(asked, parts, device, progress, done=done, sums=sums)
     if asked.loaded.recipe.calibrate.scope == "vision+language":
-        yield from captured_language(asked, parts, device, progress, done=done)
+        yield from captured_language(asked, parts, device, progress, done=done, sums=sums)
 
 
 def _stages(asked: Asked) -> tuple[Stage, ...]:
@@ -148,7 +149,7 @@ def _write_statistics(folder: Path, asked: Asked, parts: Parts, device: torch.de
         if done:
             log.info("going on after %d finished stages of %d", len(done), len(stages))
             progress.advance((1 + asked.held_out) * sum(map(len, done.values())))
-        for stage, grams in captured_stages(asked, parts, device, progress, {*done}):
+        for stage, grams in captured_stages(asked, parts, device, progress, done={*done}):
             done[stage.name] = _keep(parts, stage, grams)
             progress.advance(len(grams), f"calibrate {stage.name}")
     finally:

@@ -20,6 +20,7 @@ from qvlopt.data.samples import Sample, SampleSet, read_samples
 from qvlopt.data.set_files import find_set
 from qvlopt.errors import ItemError, RunError
 from qvlopt.model.capture import Capture
+from qvlopt.model.input_sums import GramSum
 from qvlopt.model.names import Stage
 from qvlopt.model.preprocess import Picture, PictureProcessor
 from qvlopt.model.source import Source, open_source
@@ -100,14 +101,14 @@ class Asked:
 
 
 def captured(
-    asked: Asked, parts: Parts, device: torch.device, progress: Progress, *, done: Collection[str] = (), inputs: bool = False
+    asked: Asked, parts: Parts, device: torch.device, progress: Progress, *, done: Collection[str] = (), sums: type[GramSum] = GramSum
 ) -> Iterator[tuple[Stage, dict[str, Gram]]]:
     """Every stage of the tower that is not `done` with its linears' statistics; `parts` keeps what is needed to go on later.
 
-    With `inputs` the statistics come with what they are of. Raises RunError when too few samples are usable or none has a picture.
+    `sums` is what is kept of the inputs. Raises RunError when too few samples are usable or none has a picture.
     """
     dtype = linear_dtype(asked.source, device)
-    capture = Capture(asked.source, parts, device, seed=asked.loaded.recipe.seed, dtype=dtype, held_out=asked.held_out, inputs=inputs)
+    capture = Capture(asked.source, parts, device, seed=asked.loaded.recipe.seed, dtype=dtype, held_out=asked.held_out, sums=sums)
     yield from capture.stages(lambda: _checked_batches(asked, parts), done=done, seen=progress.advance)
 
 

@@ -9,6 +9,7 @@ import torch
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.commands.calibration_data import Asked, Coverage, in_seeded_order
 from qvlopt.errors import ItemError, RunError
+from qvlopt.model.input_sums import GramSum
 from qvlopt.model.language_capture import LanguageCapture, Prompt
 from qvlopt.model.names import Stage
 from qvlopt.model.positions import rope_positions
@@ -22,10 +23,10 @@ COVERAGE = "coverage"
 
 
 def captured_language(
-    asked: Asked, parts: Parts, device: torch.device, progress: Progress, *, done: Collection[str] = ()
+    asked: Asked, parts: Parts, device: torch.device, progress: Progress, *, done: Collection[str] = (), sums: type[GramSum] = GramSum
 ) -> Iterator[tuple[Stage, dict[str, Gram]]]:
     """Every decoder layer that is not `done` with its linears' statistics. Raises RunError when too few samples are usable."""
-    capture = LanguageCapture(asked.source, parts, device, seed=asked.loaded.recipe.seed, held_out=asked.held_out)
+    capture = LanguageCapture(asked.source, parts, device, seed=asked.loaded.recipe.seed, held_out=asked.held_out, sums=sums)
     yield from capture.stages(_checked_prompts(asked, parts), done=done, seen=progress.advance)
 
 

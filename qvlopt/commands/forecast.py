@@ -165,10 +165,11 @@ class _View:
         return Cost(IMPORTED_BYTES + 6 * self._largest, written, GRAPHS_SECONDS + 3 * written / (1e9 * self.rates.bytes) + self._items(8))
 
     def quantize_int8(self) -> Cost:
-        """One byte a weight, more where a 4-bit twin is kept beside it; every layer is measured, and graphs and torch are compared."""
+        """One byte a weight, more with a 4-bit twin. Samples are seen once; every layer is measured, graphs and torch are compared."""
         written = int(self._parameters * {"int8": 1.1, "fast": 1.7, "small": 0.8}[self.loaded.recipe.quantize_int8.layout])
         rounding = self._parameters * (4 / self.rates.bytes + ROUNDED_PASSES / self.rates.passes) / 1e9
-        seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED))
+        seen = self.loaded.recipe.calibrate.samples if self.loaded.recipe.quantize_int8.smooth else 0
+        seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED) + seen)
         return Cost(IMPORTED_BYTES + int(2.7 * self._parameters), written, seconds)  # 6.2 GB were seen at 2B's shape
 
     def evaluate(self) -> Cost:

@@ -10,6 +10,7 @@ from qvlopt.artifact.unfinished import Parts
 from qvlopt.commands.calibrate import captured_stages, layer_widths
 from qvlopt.commands.calibrated import Statistics, found_statistics
 from qvlopt.commands.calibration_data import Asked
+from qvlopt.model.input_sums import MagnitudeSum
 from qvlopt.model.statistics import StatisticsFiles
 from qvlopt.model.token_draw import HELD_OUT
 from qvlopt.report.progress import Progress
@@ -33,11 +34,11 @@ def magnitudes(asked: Asked, named: Statistics | None, folder: Path, device: tor
 
 
 def _computed(asked: Asked, folder: Path, device: torch.device, progress: Progress) -> Magnitudes:
-    """As `calibrate` computes them; a stage's statistics are dropped but for these."""
+    """As `calibrate` computes them, without the rest of its statistics."""
     parts, found = Parts(folder / _WORK), Magnitudes()
     progress.start(len(layer_widths(asked.source, scope=asked.loaded.recipe.calibrate.scope)), "calibrate")
     try:
-        for stage, grams in captured_stages(asked, parts, device, progress):
+        for stage, grams in captured_stages(asked, parts, device, progress, sums=MagnitudeSum):
             for name, gram in grams.items():
                 layer, largest = name.removesuffix(HELD_OUT), gram.abs_max.cpu()
                 found[layer] = torch.maximum(found[layer], largest) if layer in found else largest

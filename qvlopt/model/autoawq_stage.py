@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from qvlopt.model.autoawq import AutoAwq
-from qvlopt.model.capture import GramWithInputs
 from qvlopt.model.fold import folded
+from qvlopt.model.input_sums import GramWithInputs
 from qvlopt.model.names import Fold, Stage
 from qvlopt.model.quantize import LayerReport, QuantizedStage, Tokens, changed_of, linear_of, report_of, units
 from qvlopt.model.round_layer import Linear, Search, clipped_rounding, plain_rounding

@@ -19,6 +19,7 @@ import torch
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.errors import RunError
 from qvlopt.model.hidden import HiddenStates, HiddenWriter, Shape
+from qvlopt.model.input_sums import GramSum
 from qvlopt.model.names import VISION, Stage, vision_stages
 from qvlopt.model.positions import Grid
 from qvlopt.model.source import Source
@@ -30,16 +31,13 @@ from qvlopt.quant.objective import Gram
 Seen = Callable[[int, str], None]
 """Told of progress: steps that are done, and what is being done."""
 
-_BUFFER = 2**23
-"""Values of a layer's inputs that are gathered for one product X^T X: large enough for full matmul speed, 32 MiB."""
-
 
 @dataclass(frozen=True)
 class Capture:
     """What to calibrate and where. `parts` keeps the hidden states; `seed` draws the tokens; linears multiply in `dtype`.
 
     held_out: the statistics of the pictures that are held out come apart, under a layer's name with HELD_OUT after it.
-    inputs: statistics come with the inputs that they are of, as GramWithInputs.
+    sums: what is kept of the inputs: all that a search needs (GramSum), the inputs besides (InputSum), or less (MagnitudeSum).
     """
 
     source: Source
@@ -49,7 +47,7 @@ class Capture:
     most_tokens: int = MOST_TOKENS
     dtype: torch.dtype = torch.float32
     held_out: bool = False
-    inputs: bool = False
+    sums: type[GramSum] = GramSum
 
     def stages(
         self, batches: Callable[[], Iterable[Batch]], *, done: Collection[str] = (), seen: Seen = lambda _count, _text: None
@@ -105,7 +103,7 @@ class Capture:
     def _stage(self, stage: Stage, state: _State, *, is_wanted: bool, seen: Seen) -> tuple[dict[str, Gram], _State]:
         """Statistics of one stage (none unless wanted), and the state after it, which for a merger is the one before."""
         forward = StageForward(self.source, stage, self.device, self.dtype)
-        observer = _Observer(forward.apply, _Draw.over(state.hidden.shapes, self.seed, self.most_tokens), held_out=self.held_out, inputs=self.inputs)
+        observer = _Observer(forward.apply, _Draw.over(state.hidden.shapes, self.seed, self.most_tokens), held_out=self.held_out, sums=self.sums)
         path = self.parts.path(_file(state.passed + 1))
         with HiddenWriter(path) if forward.is_block else nullcontext() as writer:
             for index, grid in enumerate(state.grids):
@@ -161,9 +159,9 @@ class _Draw(NamedTuple):
 class _Observer:
     """Applies a stage's linears and gathers what they read."""
 
-    def __init__(self, linear: Linear, draw: _Draw, *, held_out: bool, inputs: bool) -> None:
+    def __init__(self, linear: Linear, draw: _Draw, *, held_out: bool, sums: type[GramSum]) -> None:
         self.draw = draw
-        self._sum = InputSum if inputs else GramSum
+        self._sum = sums
         self._held_out = held_out
         self.batch = 0
         self._linear = linear
@@ -180,51 +178,6 @@ class _Observer:
 
     def totals(self) -> dict[str, Gram]:
         return {name: sums.total() for name, sums in self._sums.items()}
-
-
-class GramSum:
-    """Statistics of rows [T, K] that come in pieces: gathered first, since one product of many rows is faster than many of few."""
-
-    def __init__(self) -> None:
-        self._total: Gram | None = None
-        self._waiting: list[torch.Tensor] = []
-
-    def add(self, rows: torch.Tensor) -> None:
-        self._waiting.append(rows)
-        if sum(part.numel() for part in self._waiting) >= _BUFFER:
-            self.total()
-
-    def total(self) -> Gram:
-        """Of all rows so far."""
-        if self._waiting:
-            new = Gram.of(torch.cat(self._waiting))
-            self._waiting = []
-            self._total = new if self._total is None else self._total.merge(new)
-        assert self._total is not None, "a sum exists only for a layer that read something"
-        return self._total
-
-
-@dataclass(frozen=True)
-class GramWithInputs(Gram):
-    """Statistics, and the very inputs that they are of, float32 [T, K]."""
-
-    inputs: torch.Tensor
-
-
-class InputSum(GramSum):
-    """A GramSum that keeps what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._all: list[torch.Tensor] = []
-
-    def add(self, rows: torch.Tensor) -> None:
-        self._all.append(rows)
-        super().add(rows)
-
-    def total(self) -> Gram:
-        gram = super().total()
-        return GramWithInputs(gram.count, gram.sum, gram.centred, gram.abs_sum, gram.abs_max, torch.cat(self._all))
 
 
 @cache

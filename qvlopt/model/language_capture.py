@@ -18,8 +18,9 @@ import torch
 
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.errors import RunError
-from qvlopt.model.capture import GramSum, Seen
+from qvlopt.model.capture import Seen
 from qvlopt.model.hidden import HiddenStates, HiddenWriter, Shape
+from qvlopt.model.input_sums import GramSum
 from qvlopt.model.language_stages import Angles, LanguageStages
 from qvlopt.model.names import LANGUAGE, Stage, language_stages
 from qvlopt.model.preprocess import Picture
@@ -76,6 +77,7 @@ class LanguageCapture:
     seed: int = 0
     most_tokens: int = MOST_TOKENS
     held_out: bool = False
+    sums: type[GramSum] = GramSum
 
     def stages(
         self, prompts: Iterable[Prompt], *, done: Collection[str] = (), seen: Seen = lambda _count, _text: None
@@ -94,7 +96,7 @@ class LanguageCapture:
         state = self._start(left[0], model, prompts, seen)
         for index in range(state.passed, left[-1] + 1):
             stage = stages[index]
-            sums = _Sums(f"{LANGUAGE}.{stage.name}", state.hidden.shapes, self.seed, self.most_tokens, held_out=self.held_out)
+            sums = _Sums(f"{LANGUAGE}.{stage.name}", state.hidden.shapes, self)
             after = self._layer(model, index, state, sums=sums if index in left else None)
             if index in left:
                 yield stage, _with_aliases(stage, sums.totals())
@@ -190,13 +192,14 @@ def last_hidden(source: Source, prompts: Sequence[Prompt], device: torch.device)
 class _Sums:
     """Gathers what the linears of one layer read, prompt by prompt."""
 
-    def __init__(self, layer: str, shapes: Sequence[Shape], seed: int, most: int, *, held_out: bool) -> None:
+    def __init__(self, layer: str, shapes: Sequence[Shape], asked: LanguageCapture) -> None:
         self.prompt = 0
         self._layer = layer
         self._tokens = [shape[1] for shape in shapes]
-        self._shares = even_shares(self._tokens, most)
-        self._seed = seed
-        self._held_out = held_out
+        self._shares = even_shares(self._tokens, asked.most_tokens)
+        self._seed = asked.seed
+        self._held_out = asked.held_out
+        self._sum = asked.sums
         self._sums: dict[str, GramSum] = {}
 
     def __call__(self, name: str, x: torch.Tensor) -> None:
@@ -207,7 +210,7 @@ class _Sums:
             raise RunError(f"{self._layer}.{name}: layer inputs: hold NaN or infinity", "the source's weights or a calibration prompt overflow")
         chosen = drawn_tokens(x.shape[1], self._shares[self.prompt], seed=self._seed, picture=self.prompt)
         part = name + HELD_OUT if self._held_out and is_held_out(self.prompt) else name
-        self._sums.setdefault(part, GramSum()).add(x[0] if chosen is None else x[0][chosen.to(x.device)])
+        self._sums.setdefault(part, self._sum()).add(x[0] if chosen is None else x[0][chosen.to(x.device)])
 
     def totals(self) -> dict[str, Gram]:
         return {name: total.total() for name, total in self._sums.items()}

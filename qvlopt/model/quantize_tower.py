@@ -12,7 +12,7 @@ import torch
 from qvlopt.errors import RunError
 from qvlopt.model.autoawq_stage import quantize_stage_by_autoawq
 from qvlopt.model.awq_choice import Choice
-from qvlopt.model.capture import GramWithInputs
+from qvlopt.model.input_sums import GramWithInputs
 from qvlopt.model.names import Stage, language_stages, vision_stages
 from qvlopt.model.pack_layer import pack_layer
 from qvlopt.model.pad_inner import is_inner_input, padded, padded_gram, padded_parameters

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.errors import RunError
 from qvlopt.model.capture import Capture
+from qvlopt.model.input_sums import MagnitudeSum
 from qvlopt.model.load_tower import load_vision
 from qvlopt.model.names import VISION, vision_linears, vision_stages
 from qvlopt.model.source import Source, open_source
@@ -84,9 +85,19 @@ def test_every_linears_statistics_are_those_of_its_inputs(source: Source, tmp_pa
 
 def test_many_small_products_give_what_one_large_gives(source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = capture_vision(source, pictures(), tmp_path / "a")
-    monkeypatch.setattr("qvlopt.model.capture._BUFFER", 1)
+    monkeypatch.setattr("qvlopt.model.input_sums._BUFFER", 1)
     got = capture_vision(source, pictures(), tmp_path / "b")
     assert all(close(got[name], expected[name], 1e-5) for name in expected)
+
+
+def test_magnitudes_alone_are_those_of_the_whole_statistics_to_the_bit(source: Source, tmp_path: Path) -> None:
+    whole = capture_vision(source, pictures(), tmp_path / "a")
+    alone = capture_vision(source, pictures(), tmp_path / "b", sums=MagnitudeSum)
+    assert alone.keys() == whole.keys()
+    for name, gram in whole.items():
+        assert alone[name].count == gram.count
+        assert torch.equal(alone[name].abs_max, gram.abs_max)
+        assert float(gram.abs_max.min()) > 0
 
 
 @pytest.mark.parametrize("most", [7, 24, 50])
