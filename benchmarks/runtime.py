@@ -201,11 +201,6 @@ def _first_token(row: dict[str, float]) -> float:
 
 def cost(folder: Path, threads: int, path: Path) -> dict[str, list[list[float]]]:
     """Seconds of vision and prefill by side of a square picture, and of prefill by tokens of text; drawn into `path`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     under_test = Onnx(folder, threads)
     under_test.ask(sample(folder / "pictures", under_test.prompter, (256, 256), 16, 0), new=1)  # pages of the weights come in with the first run
     rows: dict[str, list[list[float]]] = {"side": [], "tokens": []}
@@ -215,17 +210,31 @@ def cost(folder: Path, threads: int, path: Path) -> dict[str, list[list[float]]]
     for tokens in (128, 256, 512, 1024, 2048, 4096, 8192):
         row = under_test.ask(sample(folder / "pictures", under_test.prompter, None, tokens, tokens), new=1)
         rows["tokens"].append([tokens, row["prefill"]])
+    draw_cost(rows, path)
+    return rows
+
+
+def draw_cost(rows: dict[str, list[list[float]]], path: Path) -> None:
+    """Rows of (side, vision, prefill) and of (tokens, prefill)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    sides = np.array(rows["side"])
+    sides, tokens = np.array(rows["side"]), np.array(rows["tokens"])
     left.plot(sides[:, 0], sides[:, 1], "o-", label="vision")
     left.plot(sides[:, 0], sides[:, 2], "s-", label="prefill")
-    left.set(xlabel="side of a square picture, pixels", ylabel="seconds", yscale="log")
+    left.set(xlabel="side of a square picture, pixels", ylabel="seconds", xscale="log", yscale="log", xticks=sides[:, 0])
     left.legend()
-    right.plot(*np.array(rows["tokens"]).T, "s-")
-    right.set(xlabel="prompt, tokens of text", ylabel="seconds of prefill", xscale="log", yscale="log")
+    right.plot(*tokens.T, "s-")
+    right.set(xlabel="prompt, tokens of text", ylabel="seconds of prefill", xscale="log", yscale="log", xticks=tokens[:, 0])
+    for axis in (each for axes in (left, right) for each in (axes.xaxis, axes.yaxis)):
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    return rows
 
 
 def run_worker(arguments: Sequence[str]) -> dict[str, Any]:
