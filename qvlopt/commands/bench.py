@@ -30,7 +30,7 @@ from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import to_rich
 from qvlopt.report.write import new_folder, write_report
-from qvlopt.timing.comparison import STATUS
+from qvlopt.timing.comparison import STATUS, Pace, rates_of
 from qvlopt.timing.environment import environment_record
 from qvlopt.timing.plan import Workload
 from qvlopt.timing.result import BenchFindings, EngineResult
@@ -116,6 +116,8 @@ def _measured(
     engines = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
     environment["gpu"] = next((record.gpu for record in records if record.gpu), None)
     engines, limits = _with_limits(open_process, list(zip(targets, engines, strict=True)), threads, "cuda" if environment["gpu"] else "cpu")
+    if saved is not None:
+        saved = saved._replace(pace=Pace.between(saved.rates, rates_of(limits.to_json() if limits else None)))
     comparison = compare_run(engines, workload, environment, saved=saved, named=named, gate=loaded.recipe.bench.gate)
     return BenchFindings(workload, tuple(engines), comparison, environment, limits.to_json() if limits else None)
 

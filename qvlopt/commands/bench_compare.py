@@ -48,7 +48,7 @@ def _with_saved(engines: Sequence[EngineResult], workload: Workload, environment
     )
     if differ or not pairs:
         return Comparison(saved.path, "not_comparable", (), tolerance, (*differ, *missing))
-    ratios = [ratio for base, new in pairs for ratio in compare_engines(new.name, base.series(), new.series(), tolerance=tolerance)]
+    ratios = [ratio for base, new in pairs for ratio in compare_engines(new.name, base.series(), new.series(), tolerance=tolerance, pace=saved.pace)]
     return Comparison(saved.path, verdict_of(ratios), tuple(ratios), tolerance, tuple(missing))
 
 

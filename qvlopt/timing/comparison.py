@@ -5,7 +5,8 @@ it, `pass` when it lies below, else `inconclusive`. With fewer than FEWEST sampl
 side show how much one process may differ from another of the same program, so a `fail` must show in every pair of them. A
 side that stood in line for a processor may be slow for that reason alone: a verdict must hold without the time that its
 threads waited, all together, which is the most that waiting can have cost (each wait of one holds up the others at the next
-barrier). Beyond BUSY_SHARE nothing is claimed at all, since neighbours take caches and memory as well.
+barrier). Beyond BUSY_SHARE nothing is claimed at all, since neighbours take caches and memory as well. Two runs at different times
+are on a machine whose pace may have changed, as those of shared hosts do: a verdict must hold whichever of its measured limits tells.
 """
 
 from __future__ import annotations
@@ -32,6 +33,26 @@ TOLERANCE = 0.10
 
 GATED = ("ttft", "tpot", "e2e", "peak_rss")
 """What the verdict is about: what users wait for and what must fit. The stages tell where it went."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How many times slower, and faster, the machine was measured to be in the candidate's run than in the base's: each at least 1."""
+
+    slower: float = 1.0
+    faster: float = 1.0
+
+    @classmethod
+    def between(cls, then: Mapping[str, float], now: Mapping[str, float]) -> Pace:
+        """By the rates of two runs: of all that both measured the one that changed most."""
+        ratios = [then[key] / now[key] for key in then.keys() & now.keys()]
+        return cls(max([1.0, *ratios]), max([1.0, *(1 / ratio for ratio in ratios)]))
+
+
+def rates_of(limits: Mapping[str, Any] | None) -> dict[str, float]:
+    """The rates above 0 among a report's `limits`, by what was measured. Raises TypeError or ValueError when they are none."""
+    found = {**((limits or {}).get("operations_per_s") or {}), "bytes": (limits or {}).get("bytes_per_s")}
+    return {key: float(rate) for key, rate in found.items() if rate}
 
 
 @dataclass(frozen=True)
@@ -89,7 +110,7 @@ class Comparison:
         return {"base": self.base, "verdict": self.verdict, "ratios": [ratio.to_json() for ratio in self.ratios], **rest}
 
 
-def compare_series(name: tuple[str, str, str], base: Series, other: Series, *, tolerance: float) -> Ratio | None:
+def compare_series(name: tuple[str, str, str], base: Series, other: Series, *, tolerance: float, pace: Pace = Pace()) -> Ratio | None:
     """The ratio of one quantity; `name` is engine, case and metric. None when a side has no values."""
     if not base.values or not other.values or min(*base.values, *other.values) <= 0:
         return None
@@ -100,16 +121,16 @@ def compare_series(name: tuple[str, str, str], base: Series, other: Series, *, t
         figures = (max(base.values), max(other.values), ratio, None, None, None)
         return Ratio(engine, case, metric, base.unit, *figures, len(base.values), len(other.values), verdict, "largest of all turns")
     estimate = ratio_interval(base.values, other.values, alpha=ALPHA)
-    verdict, reason = _judged(base, other, (estimate.low, estimate.high), 1 + tolerance)
+    verdict, reason = _judged(base, other, (estimate.low, estimate.high), 1 + tolerance, pace)
     figures_ = (median(base.values), median(other.values), *estimate, p_greater(base.values, other.values))
     return Ratio(engine, case, metric, base.unit, *figures_, len(base.values), len(other.values), verdict, reason)
 
 
 def compare_engines(
-    name: str, base: Mapping[tuple[str, str], Series], other: Mapping[tuple[str, str], Series], *, tolerance: float
+    name: str, base: Mapping[tuple[str, str], Series], other: Mapping[tuple[str, str], Series], *, tolerance: float, pace: Pace = Pace()
 ) -> tuple[Ratio, ...]:
     """Ratios of every quantity, by case and metric, that both sides have."""
-    ratios = (compare_series((name, *key), base[key], other[key], tolerance=tolerance) for key in base if key in other)
+    ratios = (compare_series((name, *key), base[key], other[key], tolerance=tolerance, pace=pace) for key in base if key in other)
     return tuple(ratio for ratio in ratios if ratio is not None)
 
 
@@ -128,12 +149,14 @@ def unlike(base: Mapping[str, Any], other: Mapping[str, Any], keys: Sequence[str
     )
 
 
-def _judged(base: Series, other: Series, interval: tuple[float | None, float | None], most: float) -> tuple[Verdict, str]:
+def _judged(base: Series, other: Series, interval: tuple[float | None, float | None], most: float, pace: Pace) -> tuple[Verdict, str]:
     fewest = min(len(base.values), len(other.values))
     if fewest < FEWEST:
         return "inconclusive", f"{fewest} samples, {FEWEST} are needed"
     low, high = interval
     if high is not None and high < most:
+        if high * pace.faster >= most:
+            return "inconclusive", f"the machine itself was measured {pace.faster:.2f} times as fast as then"
         holds = high < most * _working(base)
         return ("pass", f"below {most:.2f} times the base") if holds else ("inconclusive", _busy("the base", base))
     if low is None or low <= most:
@@ -141,6 +164,8 @@ def _judged(base: Series, other: Series, interval: tuple[float | None, float | N
     slowest = max(median(part) for part in base.rounds if part)
     if min(median(part) for part in other.rounds if part) <= slowest:
         return "inconclusive", "not every process was slower than every process of the base"
+    if low <= most * pace.slower:
+        return "inconclusive", f"the machine itself was measured {pace.slower:.2f} times as slow as then"
     holds = low * _working(other) > most
     return ("fail", f"above {most:.2f} times the base") if holds else ("inconclusive", _busy("the engine", other))
 
