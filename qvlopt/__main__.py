@@ -18,15 +18,16 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave(130)
     except SystemExit as end:
-        _leave(end.code if isinstance(end.code, int) else 0)
+        _leave(end.code)
 
 
-def _leave(status: int) -> NoReturn:
+def _leave(code: int | str | None) -> NoReturn:
     """Ends with the status that the command has earned: an interrupt from now on hurries the end, it does not turn it into a death by signal."""
+    status = code if isinstance(code, int) else int(code is not None)  # as sys.exit takes it: text is printed and means 1
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: os._exit(status))
         atexit.register(signal.signal, number, signal.SIG_IGN)  # the interpreter gives its own handlers up before it is gone
-    sys.exit(status)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -182,3 +182,10 @@ def test_the_module_runs_as_the_command_does() -> None:
         [sys.executable, "-m", "qvlopt", "--version"], capture_output=True, text=True, cwd=Path(qvlopt.__file__).parents[1], check=False
     )
     assert (done.returncode, done.stdout) == (0, f"{qvlopt.__version__}\n")
+
+
+@pytest.mark.parametrize(("code", "status", "said"), [("None", 0, ""), ("3", 3, ""), ("'no such thing'", 1, "no such thing\n")])
+def test_the_status_is_what_the_command_left_with(code: str, status: int, said: str) -> None:
+    script = f"import sys, qvlopt.cli.app as app; app.main = lambda: sys.exit({code}); from qvlopt.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (status, said)
