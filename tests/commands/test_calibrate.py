@@ -38,16 +38,6 @@ PART = ".calibrate.part"
 PATCHES = sum(width * height // 256 for width, height in SIZES)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
-
-
 def calibrated(model: Path, data: Path, output: Path, **section: Any) -> CalibrateResult:
     result = calibrate(tiny_recipe(model, data, output, calibrate=section))
     assert isinstance(result, CalibrateResult)

@@ -34,8 +34,7 @@ from qvlopt.model.source import open_source
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
 from qvlopt.runtime.preparer import Preparer
 from tests.documents import check_document, document_of
-from tests.tiny import build_tiny
-from tests.tiny_run import SIZES, SMALL, build_set, listing, tiny_recipe
+from tests.tiny_run import SIZES, SMALL, listing, tiny_recipe
 
 RATES = Rates(linear=100.0, float32=50.0, passes=1.0, bytes=1.0)
 
@@ -43,16 +42,6 @@ RATES = Rates(linear=100.0, float32=50.0, passes=1.0, bytes=1.0)
 @pytest.fixture(autouse=True)
 def known_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "measured_rates", lambda _dtype: RATES)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
 
 
 def recipe_of(model: Path, data: Path, output: Path, *sections: str, **more: Any) -> LoadedRecipe:

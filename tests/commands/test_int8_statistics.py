@@ -15,21 +15,10 @@ from qvlopt.commands.plan import Plan
 from qvlopt.commands.quantize_int8 import quantize_int8
 from qvlopt.commands.run import RunResult, run
 from qvlopt.recipe.load import LoadedRecipe
-from tests.tiny import build_tiny
-from tests.tiny_run import SIZES, SMALL, build_set, row, tiny_recipe
+from tests.tiny_run import SIZES, build_set, row, tiny_recipe
 
 SECTION = {"max_layer_error": 0.3}
 BOTH = {"scope": "vision+language"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
 
 
 def recipe(model: Path, data: Path, output: Path, **more: Any) -> LoadedRecipe:

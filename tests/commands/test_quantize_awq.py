@@ -23,19 +23,9 @@ from qvlopt.model.source import open_source
 from qvlopt.quant.rounding import QuantSpec, dequantize, qparams, quantize
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
-from tests.tiny_run import PLAIN, SMALL, build_set, same_bits, stored, tiny_recipe
+from tests.tiny_run import PLAIN, SMALL, same_bits, stored, tiny_recipe
 
 PACKED = ("qweight", "qzeros", "scales", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
 
 
 @pytest.fixture(scope="module")

@@ -22,21 +22,10 @@ from qvlopt.commands.calibrate import calibrate
 from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
 from qvlopt.errors import RunError, UsageError
 from qvlopt.model.quantize_tower import TowerQuantizer
-from tests.tiny import build_tiny
-from tests.tiny_run import PLAIN, SMALL, build_set, listing, tiny_recipe
+from tests.tiny_run import PLAIN, listing, tiny_recipe
 
 STAGES = ("blocks.0", "blocks.1", "deepstack_merger_list.0", "merger")
 PART = ".awq.part"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,7 @@ from qvlopt.commands.quantize_awq import QuantizeResult, quantize_awq
 from qvlopt.errors import QvloptError, RunError, UsageError
 from tests.documents import check_document, document_of
 from tests.tiny import build_tiny
-from tests.tiny_run import PLAIN, SMALL, build_set, listing, tiny_recipe, with_first_value
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
+from tests.tiny_run import PLAIN, SMALL, listing, tiny_recipe, with_first_value
 
 
 @pytest.fixture(scope="module")

@@ -43,16 +43,6 @@ LOOSE = {"max_layer_error": 0.2}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("model") / "tiny", **SMALL)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_set(tmp_path_factory.mktemp("data") / "set")
-
-
-@pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory, model: Path, data: Path) -> dict[str, GraphsResult]:
     root = tmp_path_factory.mktemp("artifacts")
     return {layout: quantised(model, data, root / layout, layout=layout, **LOOSE) for layout in ("int8", "fast", "small")}
