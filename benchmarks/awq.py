@@ -7,7 +7,7 @@ FOLDER is what `random_checkpoint` made. PYTHON is the interpreter of an environ
 0.2.9; without it AutoAWQ is left out. Every measurement is a process of its own, one at a time, engines in turn; blocks are
 spread over the tower. Ours includes the products X^T X, AutoAWQ's searches run on the inputs. Both fold, round and report by
 the same code, which is part of neither's advantage. Weights are random: losses say that both searches work on the same
-problem, not how good a real checkpoint becomes. Prints a table and one JSON line.
+problem, not how good a real checkpoint becomes. Prints every measurement as it is made, then a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ def in_own_process(python: str, engine: str, asked: argparse.Namespace, folder: 
     if done.returncode:
         raise SystemExit(f"{engine}, block {block}:\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(result), file=sys.stderr, flush=True)  # a run that is stopped has what it measured
     return result
 
 

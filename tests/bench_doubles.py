@@ -20,7 +20,10 @@ Factor = Callable[[str], float]
 
 
 class Machine:
-    """Starts the doubles and remembers what they were asked. `fails` maps paths to why opening them fails."""
+    """Starts the doubles and remembers what they were asked. `fails` maps paths to why opening them fails.
+
+    `alive` counts those that opened an engine; `paces` is what asking for the machine's pace gives in turn.
+    """
 
     def __init__(self, factor: Factor = lambda _path: 1.0, *, spread: float = 0.01, keeps: bool = False) -> None:
         self.factor, self.spread, self.keeps = factor, spread, keeps
@@ -32,17 +35,17 @@ class Machine:
         self.calls: list[tuple[str, list[dict[str, Any]]]] = []
         self.alive = 0
         self.most_alive = 0
+        self.paces: list[dict[str, float]] = []
         self.random = Random(0)
 
     @contextmanager
     def start(self, threads: int) -> Iterator[Double]:
         self.threads.append(threads)
-        self.alive += 1
-        self.most_alive = max(self.most_alive, self.alive)
+        double = Double(self)
         try:
-            yield Double(self)
+            yield double
         finally:
-            self.alive -= 1
+            self.alive -= bool(double.path)
 
 
 class Double:
@@ -57,11 +60,13 @@ class Double:
         return 300 * MIB
 
     def ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        return {"open": self._open, "call": self._call, "probe": self._probe, "close": self._close}[message["do"]](message)
+        return {"open": self._open, "call": self._call, "probe": self._probe, "pace": self._pace, "close": self._close}[message["do"]](message)
 
     def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self.path = message["path"]
         self.machine.opened.append(self.path)
+        self.machine.alive += 1
+        self.machine.most_alive = max(self.machine.most_alive, self.machine.alive)
         self.machine.messages.append(message)
         if self.path in self.machine.fails:
             raise RunError(self.machine.fails[self.path])
@@ -82,6 +87,11 @@ class Double:
 
     def _probe(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"operations_per_s": dict.fromkeys(message["dtypes"], 1e10), "bytes_per_s": 1e10}
+
+    def _pace(self, _message: Mapping[str, Any]) -> dict[str, Any]:
+        """The next of what a test says; the last for ever."""
+        paces = self.machine.paces
+        return {"rates": (paces.pop(0) if len(paces) > 1 else paces[0]) if paces else {"float32": 1e10}}
 
     def _close(self, _message: Mapping[str, Any]) -> dict[str, Any]:
         return {"peak_rss_bytes": int(200 * MIB * self.machine.factor(self.path)), "anonymous_bytes": 150 * MIB, "peak_cuda_bytes": None}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qvlopt.artifact.header import read_header
-from qvlopt.artifact.process import peak_rss_bytes, release_memory
+from qvlopt.artifact.process import kept_memory, peak_rss_bytes, release_memory
 from qvlopt.artifact.tensors import TensorEntry, TensorWriter, dtype_code
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.commands.calibrated import Statistics
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 COVERED = ("samples", "images", "tokens")
 
 
+@kept_memory()
 def quantise_stages(
     asked: Asked, quantizer: TowerQuantizer, statistics: Statistics | None, parts: Parts, progress: Progress
 ) -> tuple[QuantizedTower, dict[str, Any]]:

@@ -15,10 +15,11 @@ from qvlopt.artifact.process import peak_rss_bytes, thread_count
 from qvlopt.commands.bench_compare import compare_run
 from qvlopt.commands.bench_inputs import BenchTarget, SavedRun, find_bench_targets, saved_run, workload_of
 from qvlopt.commands.bench_limits import dtypes_of, with_limits
-from qvlopt.commands.bench_measure import Bench, OpenProcess, engine_result, probe
+from qvlopt.commands.bench_measure import Bench, engine_result
 from qvlopt.commands.bench_page import html_page, machine, markdown_page
 from qvlopt.commands.bench_plots import draw_plots
-from qvlopt.commands.bench_process import engine_process
+from qvlopt.commands.bench_probe import MachineProbe, machine_probe
+from qvlopt.commands.bench_process import OpenProcess, engine_process
 from qvlopt.commands.bench_scores import scores_of
 from qvlopt.commands.bench_tables import bench_tables, headline, remarks
 from qvlopt.commands.output import output_folder
@@ -30,7 +31,7 @@ from qvlopt.report.plain import json_text, safe
 from qvlopt.report.progress import Progress, SilentProgress
 from qvlopt.report.tables import to_rich
 from qvlopt.report.write import new_folder, write_report
-from qvlopt.timing.comparison import STATUS, Pace, rates_of
+from qvlopt.timing.comparison import STATUS
 from qvlopt.timing.environment import environment_record
 from qvlopt.timing.plan import Workload
 from qvlopt.timing.result import BenchFindings, EngineResult
@@ -111,27 +112,21 @@ def _measured(
     workload, saved, named = asked
     threads = thread_count(loaded.recipe.hardware.threads)
     environment = environment_record(threads=loaded.recipe.hardware.threads)
-    with tempfile.TemporaryDirectory(prefix="qvlopt-bench-") as pictures:
-        records = Bench(targets, workload, Path(pictures), threads, open_process, progress).run()
-    engines = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
-    environment["gpu"] = next((record.gpu for record in records if record.gpu), None)
-    engines, limits = _with_limits(open_process, list(zip(targets, engines, strict=True)), threads, "cuda" if environment["gpu"] else "cpu")
-    if saved is not None:
-        saved = saved._replace(pace=Pace.between(saved.rates, rates_of(limits.to_json() if limits else None)))
+    with tempfile.TemporaryDirectory(prefix="qvlopt-bench-") as pictures, machine_probe(open_process, threads) as machine:
+        records = Bench(targets, workload, Path(pictures), threads, open_process, machine.pace, progress).run()
+        engines = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
+        environment["gpu"] = next((record.gpu for record in records if record.gpu), None)
+        engines, limits = _with_limits(machine, list(zip(targets, engines, strict=True)), "cuda" if environment["gpu"] else "cpu")
     comparison = compare_run(engines, workload, environment, saved=saved, named=named, gate=loaded.recipe.bench.gate)
     return BenchFindings(workload, tuple(engines), comparison, environment, limits.to_json() if limits else None)
 
 
-def _with_limits(
-    open_process: OpenProcess, pairs: Sequence[tuple[BenchTarget, EngineResult]], threads: int, device: str
-) -> tuple[list[EngineResult], Limits | None]:
+def _with_limits(machine: MachineProbe, pairs: Sequence[tuple[BenchTarget, EngineResult]], device: str) -> tuple[list[EngineResult], Limits | None]:
     """The engines against the limits of `device`. ONNX Runtime computes on the CPU, whose limits a GPU's are not."""
     there = [(target, engine) for target, engine in pairs if device == "cpu" or target.spec.kind == "torch"]
-    dtypes = dtypes_of(there)
-    found = probe(open_process, dtypes, threads=threads, device=device) if dtypes else None
-    if found is None:
+    limits = machine.limits(dtypes_of(there), device)
+    if limits is None:
         return [engine for _, engine in pairs], None
-    limits = Limits(found["operations_per_s"], found["bytes_per_s"])
     return [with_limits(target, engine, limits) if (target, engine) in there else engine for target, engine in pairs], limits
 
 

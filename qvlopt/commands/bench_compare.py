@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qvlopt.commands.bench_inputs import SavedRun
-from qvlopt.timing.comparison import TOLERANCE, Comparison, Ratio, compare_engines, unlike, verdict_of
+from qvlopt.timing.comparison import TOLERANCE, Comparison, Pace, Ratio, compare_engines, unlike, verdict_of
 from qvlopt.timing.environment import SAME_MACHINE, comparable
 from qvlopt.timing.plan import Workload
 from qvlopt.timing.result import EngineResult
@@ -48,7 +48,10 @@ def _with_saved(engines: Sequence[EngineResult], workload: Workload, environment
     )
     if differ or not pairs:
         return Comparison(saved.path, "not_comparable", (), tolerance, (*differ, *missing))
-    ratios = [ratio for base, new in pairs for ratio in compare_engines(new.name, base.series(), new.series(), tolerance=tolerance, pace=saved.pace)]
+    ratios: list[Ratio] = []
+    for base, new in pairs:
+        pace = Pace.between(base.paces, new.paces)
+        ratios += compare_engines(new.name, base.series(), new.series(), tolerance=tolerance, pace=pace)
     return Comparison(saved.path, verdict_of(ratios), tuple(ratios), tolerance, tuple(missing))
 
 

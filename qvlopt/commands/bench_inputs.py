@@ -17,7 +17,6 @@ from qvlopt.recipe.load import DEFAULT, LoadedRecipe
 from qvlopt.recipe.paths import is_there, resolve_path, user_path
 from qvlopt.runtime import ONNX_KINDS
 from qvlopt.runtime.openai_address import Address
-from qvlopt.timing.comparison import Pace, rates_of
 from qvlopt.timing.plan import Workload, cases_of
 from qvlopt.timing.result import EngineResult, engine_from_json
 
@@ -40,14 +39,12 @@ class BenchTarget(NamedTuple):
 
 
 class SavedRun(NamedTuple):
-    """An earlier run: where it is, its engines, what its machine and workload were, and how fast that machine was measured to be."""
+    """An earlier run: where it is, its engines, and what its machine and workload were."""
 
     path: str
     engines: tuple[EngineResult, ...]
     environment: Mapping[str, Any]
     workload: Mapping[str, Any]
-    rates: Mapping[str, float]
-    pace: Pace = Pace()
 
 
 def workload_of(loaded: LoadedRecipe) -> Workload:
@@ -101,7 +98,7 @@ def saved_run(loaded: LoadedRecipe) -> SavedRun | None:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         engines = tuple(engine_from_json(engine) for engine in document["engines"])
-        return SavedRun(str(path), engines, dict(document["environment"]), dict(document["workload"]), rates_of(document.get("limits")))
+        return SavedRun(str(path), engines, dict(document["environment"]), dict(document["workload"]))
     except OSError as error:
         raise NotComparableError(f"bench.compare: {path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

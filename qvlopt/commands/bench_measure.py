@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qvlopt.commands.bench_inputs import BenchTarget, weight_bytes
-from qvlopt.commands.bench_process import Asked
+from qvlopt.commands.bench_process import Asked, OpenProcess
 from qvlopt.errors import RunError
 from qvlopt.report.progress import Progress
 from qvlopt.timing.plan import STATES, Case, State, Turn, Workload
@@ -22,8 +21,6 @@ from qvlopt.timing.workload import write_picture
 
 log = logging.getLogger(__name__)
 
-OpenProcess = Callable[[int], AbstractContextManager[Asked]]
-"""Starts the process of one turn with so many threads."""
 Key = tuple[Case, State]
 
 
@@ -37,6 +34,7 @@ class Record:
     peaks: list[int] = field(default_factory=list)
     anonymous: list[int] = field(default_factory=list)
     cuda_peaks: list[int] = field(default_factory=list)
+    paces: list[dict[str, float]] = field(default_factory=list)
     fingerprint: dict[str, Any] = field(default_factory=dict)
     gpu: dict[str, Any] | None = None
     error: str | None = None
@@ -44,13 +42,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Bench:
-    """The engines, their requests, where the pictures are, and how processes are started."""
+    """The engines, their requests, where the pictures are, how processes are started, and how fast the machine is at the moment."""
 
     targets: Sequence[BenchTarget]
     workload: Workload
     pictures: Path
     threads: int
     open_process: OpenProcess
+    pace: Callable[[], dict[str, float]]
     progress: Progress
 
     def run(self) -> tuple[Record, ...]:
@@ -59,6 +58,7 @@ class Bench:
         self._draw()
         turns = list(self.workload.turns(len(self.targets)))
         self.progress.start(sum(self._calls(turn) for turn in turns), "bench")
+        pace = self.pace()
         try:
             for turn in turns:
                 record, target = records[turn.engine], self.targets[turn.engine]
@@ -70,6 +70,8 @@ class Bench:
                 except RunError as error:
                     record.error = str(error)
                     log.warning("%s: %s", target.name, error)
+                before, pace = pace, self.pace()
+                record.paces += [before, pace]
         finally:
             self.progress.finish()
         return records
@@ -148,17 +150,6 @@ def engine_result(target: BenchTarget, record: Record, cases: Sequence[Case]) ->
         anonymous_bytes=max(record.anonymous, default=None),
         artifact_bytes=weight_bytes(target.folder),
         fingerprint=record.fingerprint,
+        paces=tuple(record.paces),
         error=record.error,
     )
-
-
-def probe(open_process: OpenProcess, dtypes: Sequence[str], *, threads: int, device: str) -> Mapping[str, Any] | None:
-    """The machine's limits from a process of their own; None when they cannot be measured."""
-    try:
-        with open_process(threads) as process:
-            limits = process.ask({"do": "probe", "dtypes": list(dtypes), "device": device, "threads": threads})
-            process.ask({"do": "close"})
-    except RunError as error:
-        log.warning("the machine's limits could not be measured: %s", error)
-        return None
-    return limits

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Protocol
 
 from qvlopt.errors import RunError
@@ -31,6 +31,10 @@ class Asked(Protocol):
 
     @property
     def peak_tree_bytes(self) -> int: ...
+
+
+OpenProcess = Callable[[int], AbstractContextManager[Asked]]
+"""Starts a process with so many threads."""
 
 
 class EngineProcess:

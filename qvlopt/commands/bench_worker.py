@@ -3,6 +3,7 @@
     {"do": "open", ...EngineSpec}             -> {"load_s", "fingerprint", "keeps", "gpu"}
     {"do": "call", "requests": [Request]}     -> CallTimes
     {"do": "probe", "dtypes", "device", "threads"} -> Limits
+    {"do": "pace", "threads"}                 -> {"rates"}
     {"do": "close"}                           -> {"peak_rss_bytes", "anonymous_bytes", "peak_cuda_bytes"}
 
 What a request breaks is answered with {"failed": {...}}; the process goes on until it is told to close or stdin ends.
@@ -68,6 +69,7 @@ class Worker:
             "open": self._open,
             "call": self._call,
             "probe": self._probe,
+            "pace": self._pace,
             "close": self._close,
         }
         try:
@@ -116,6 +118,14 @@ class Worker:
         torch.set_num_threads(message["threads"])
         device = "cuda" if message["device"] == "cuda" and torch.cuda.is_available() else "cpu"
         return measure_limits(message["dtypes"], device=device, clock=self._clock).to_json()
+
+    def _pace(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        import torch
+
+        from qvlopt.timing.probes import measure_pace
+
+        torch.set_num_threads(message["threads"])
+        return {"rates": measure_pace(clock=self._clock)}
 
     def _close(self, _message: Mapping[str, Any]) -> dict[str, Any]:
         from qvlopt.artifact.process import peak_rss_bytes

@@ -15,7 +15,7 @@ import torch
 import qvlopt
 from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import Manifest, SourceRecord, read_manifest, write_manifest
-from qvlopt.artifact.process import peak_rss_bytes
+from qvlopt.artifact.process import kept_memory, peak_rss_bytes
 from qvlopt.artifact.unfinished import Parts, unfinished
 from qvlopt.commands.calibration_data import KIND, Asked, Coverage, captured, coverage_of, pictures
 from qvlopt.commands.calibration_prompts import captured_language
@@ -137,6 +137,7 @@ def _stages(asked: Asked) -> tuple[Stage, ...]:
     return (*vision_stages(settings.vision), *language)
 
 
+@kept_memory()
 def _write_statistics(folder: Path, asked: Asked, parts: Parts, device: torch.device, progress: Progress) -> tuple[dict[str, int], Coverage]:
     """Writes the statistics stage by stage, one stage's in memory. Returns the tokens that entered each layer's, and the coverage.
 

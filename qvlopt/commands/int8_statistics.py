@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from qvlopt.artifact.process import kept_memory
 from qvlopt.artifact.unfinished import Parts
 from qvlopt.commands.calibrate import captured_stages, layer_widths
 from qvlopt.commands.calibrated import Statistics, found_statistics
@@ -33,6 +34,7 @@ def magnitudes(asked: Asked, named: Statistics | None, folder: Path, device: tor
     return _computed(asked, folder, device, progress)
 
 
+@kept_memory()
 def _computed(asked: Asked, folder: Path, device: torch.device, progress: Progress) -> Magnitudes:
     """As `calibrate` computes them, without the rest of its statistics."""
     parts, found = Parts(folder / _WORK), Magnitudes()

@@ -8,8 +8,8 @@ import torch
 
 from qvlopt.quant.objective import Gram
 
-_BUFFER = 2**23
-"""Values of a layer's inputs that are gathered for one product X^T X: large enough for full matmul speed, 32 MiB."""
+_BUFFER = 2**24
+"""Values of a layer's inputs that are gathered for one product X^T X: large enough for full matmul speed, 64 MiB."""
 
 
 class GramSum:

@@ -28,9 +28,9 @@ _RANKING_ELEMENTS = 2**19
 """Elements of a weight that rank the candidate scales: the loss is a sum over rows, and those that plain rounding hurts most
 lead it. So a ranking takes seconds at any shape: all rows of narrow layers, 512 rows at K = 1024, 128 at K = 4096."""
 
-_LARGE, _REACH = 2**20, 2
-"""Weights from which on the clip search's later sweeps look only so many steps around what the first one found: a quarter of
-the time for 0.5 % of the loss (builtin:nano, all layers)."""
+_LARGE, _STRIDE, _REACH = 2**20, 2, 2
+"""Weights from which on the clip search's first sweep tries every second step only, and the later ones so many steps around
+what it found: SHARE of the time for LOSS of the loss (builtin:nano, all layers)."""
 
 _FINALISTS = 4
 """Candidates that are measured on all rows."""
@@ -92,25 +92,40 @@ def search_clip(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, *, steps: int
     parts = _row_chunks(w, at_once=1 if h.ndim == 2 else len(shrinks))
     if h.ndim == 1:
         return torch.cat([_clip_rows_apart(part, h, spec, shrinks) for part in parts])
-    reaches = [None, *[_REACH if w.numel() >= _LARGE else None] * (sweeps - 1)]
-    return torch.cat([_clip_rows(part, h, spec, shrinks, reaches) for part in parts])
+    is_large = w.numel() >= _LARGE
+    walks = [_Sweep(shrinks, _STRIDE if is_large else 1), *[_Sweep(shrinks, 1, _REACH if is_large else None)] * (sweeps - 1)]
+    return torch.cat([_clip_rows(part, h, spec, walks) for part in parts])
 
 
-def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, shrinks: torch.Tensor, reaches: Sequence[int | None]) -> torch.Tensor:
-    """One sweep over all groups for each of `reaches`: how many steps around the present shrink it tries, None for all of them."""
+class _Sweep(NamedTuple):
+    """The candidates of a walk over all groups: every `stride`-th of `shrinks` [C], or `reach` steps around the present one."""
+
+    shrinks: torch.Tensor
+    stride: int = 1
+    reach: int | None = None
+
+    def candidates(self, clip: torch.Tensor, ends: list[int]) -> torch.Tensor:
+        """[C', R, 2], of which the first is `clip` [R, 2] as it is."""
+        if self.reach is None:
+            return _shrunk(clip, self.shrinks[:: self.stride], ends)
+        return _nearby(clip, self.shrinks, ends, self.reach)
+
+
+def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, sweeps: Sequence[_Sweep]) -> torch.Tensor:
+    """Group after group, once for each of `sweeps`."""
     groups = grouped(w, spec)
     dw = _rounded_change(w, spec)
     pull = dw @ h
     before = (pull * dw).sum(1, dtype=torch.float64)
     clip = torch.ones(*groups.shape[:2], 2, device=w.device)
-    space = groups.new_empty(2, len(shrinks) + 1, len(w), spec.group_size)
-    for reach, index in product(reaches, range(groups.shape[1])):
+    space = groups.new_empty(2, len(sweeps[0].shrinks) + 1, len(w), spec.group_size)
+    for sweep, index in product(sweeps, range(groups.shape[1])):
         part = slice(index * spec.group_size, (index + 1) * spec.group_size)
         change = -dw[:, part]
         # The loss as a function of this group's error e alone: e H_gg e + 2 e . (what the other groups pull).
         others = pull[:, part] + change @ h[part, part]
         for ends in _moves(spec):
-            candidates = _shrunk(clip[:, index], shrinks, ends) if reach is None else _nearby(clip[:, index], shrinks, ends, reach)
+            candidates = sweep.candidates(clip[:, index], ends)
             dw[:, part], clip[:, index] = _best_candidate(groups[:, index], others, h[part, part], spec, candidates, space)
         pull += (change + dw[:, part]) @ h[part]
     after = (pull * dw).sum(1, dtype=torch.float64)

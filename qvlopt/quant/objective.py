@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 _BLOCK = 256
-"""Columns a step of X^T X: the other triangle is a copy, a third less time than one product at K = 1024 and 4096."""
+"""Columns a step where the other triangle need not be computed: of X^T X a third less time than one product at K = 1024 and 4096."""
 
 _CHUNK = 2**20
 """Elements of dW a step of the quadratic form: large enough for full matmul speed, small beside H."""
@@ -100,8 +100,7 @@ def row_error(dw: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     if h.ndim == 1:
         return dw.square().mul_(h).sum(1, dtype=torch.float64)
     rows = max(1, _CHUNK // dw.shape[1])
-    parts = [((part @ h) * part).sum(1, dtype=torch.float64) for part in torch.split(dw, rows)]
-    return torch.cat(parts).clamp_(min=0)
+    return torch.cat([_quadratic(part, h) for part in torch.split(dw, rows)]).clamp_(min=0)
 
 
 def error(dw: torch.Tensor, h: torch.Tensor) -> float:
@@ -128,6 +127,19 @@ def rescaled(h: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 def bias_correction(dw: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
     """What to add to the bias so that it absorbs the mean error of `dw` [N, K] at the mean input [K]: float32 [N]."""
     return -(dw.double() @ mean.double()).float()
+
+
+def _quadratic(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+    """x_r h x_r for every row of `x` [R, K] and symmetric `h` [K, K]: float64 [R].
+
+    What lies off the diagonal blocks is multiplied once and counted twice: half of the work for wide `h`.
+    """
+    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for start in range(0, x.shape[1], _BLOCK):
+        own, later = slice(start, start + _BLOCK), slice(start + _BLOCK, None)
+        pull = torch.addmm(x[:, own] @ h[own, own], x[:, later], h[later, own], alpha=2)
+        total += pull.mul_(x[:, own]).sum(1, dtype=torch.float64)
+    return total
 
 
 def _self_product(x: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,8 @@ side show how much one process may differ from another of the same program, so a
 side that stood in line for a processor may be slow for that reason alone: a verdict must hold without the time that its
 threads waited, all together, which is the most that waiting can have cost (each wait of one holds up the others at the next
 barrier). Beyond BUSY_SHARE nothing is claimed at all, since neighbours take caches and memory as well. Two runs at different times
-are on a machine whose pace may have changed, as those of shared hosts do: a verdict must hold whichever of its measured limits tells.
+are on a machine whose pace may have changed, as those of shared hosts do, and may change within a run: it is taken before and after
+every process, and a verdict must hold with the base's fastest and the candidate's slowest, or the other way round.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ GATED = ("ttft", "tpot", "e2e", "peak_rss")
 
 @dataclass(frozen=True)
 class Pace:
-    """How many times slower, and faster, the machine was measured to be in the candidate's run than in the base's: each at least 1."""
+    """How many times slower, and faster, the machine may have been beside the candidate than beside the base: each at least 1."""
 
     slower: float = 1.0
     faster: float = 1.0
 
     @classmethod
-    def between(cls, then: Mapping[str, float], now: Mapping[str, float]) -> Pace:
-        """By the rates of two runs: of all that both measured the one that changed most."""
-        ratios = [then[key] / now[key] for key in then.keys() & now.keys()]
-        return cls(max([1.0, *ratios]), max([1.0, *(1 / ratio for ratio in ratios)]))
+    def between(cls, then: Sequence[Mapping[str, float]], now: Sequence[Mapping[str, float]]) -> Pace:
+        """By the rates that were measured beside each, whichever changed most; what only one side knows says nothing."""
+        return cls(_most_ratio(then, now), _most_ratio(now, then))
 
 
-def rates_of(limits: Mapping[str, Any] | None) -> dict[str, float]:
-    """The rates above 0 among a report's `limits`, by what was measured. Raises TypeError or ValueError when they are none."""
-    found = {**((limits or {}).get("operations_per_s") or {}), "bytes": (limits or {}).get("bytes_per_s")}
-    return {key: float(rate) for key, rate in found.items() if rate}
+def _most_ratio(one: Sequence[Mapping[str, float]], other: Sequence[Mapping[str, float]]) -> float:
+    """The largest rate of `one` over the smallest of `other`, at least 1."""
+    known = set[str]().union(*one) & set[str]().union(*other)
+    ratios = (max(pace[key] for pace in one if key in pace) / min(pace[key] for pace in other if key in pace) for key in known)
+    return max([1.0, *ratios])
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def _judged(base: Series, other: Series, interval: tuple[float | None, float | N
     low, high = interval
     if high is not None and high < most:
         if high * pace.faster >= most:
-            return "inconclusive", f"the machine itself was measured {pace.faster:.2f} times as fast as then"
+            return "inconclusive", f"the machine itself was up to {pace.faster:.2f} times as fast as then"
         holds = high < most * _working(base)
         return ("pass", f"below {most:.2f} times the base") if holds else ("inconclusive", _busy("the base", base))
     if low is None or low <= most:
@@ -165,7 +166,7 @@ def _judged(base: Series, other: Series, interval: tuple[float | None, float | N
     if min(median(part) for part in other.rounds if part) <= slowest:
         return "inconclusive", "not every process was slower than every process of the base"
     if low <= most * pace.slower:
-        return "inconclusive", f"the machine itself was measured {pace.slower:.2f} times as slow as then"
+        return "inconclusive", f"the machine itself was up to {pace.slower:.2f} times as slow as then"
     holds = low * _working(other) > most
     return ("fail", f"above {most:.2f} times the base") if holds else ("inconclusive", _busy("the engine", other))
 

@@ -1,12 +1,15 @@
 """How fast this machine multiplies matrices and reads memory, measured for a second each.
 
-The products are those that linear layers make: rows of activations with rows of weights. The other way round torch's kernels
-for 16 bits can be ten times slower on a CPU. Integers are multiplied by ONNX Runtime there, as the engine that has integers does.
+A limit is the best that was seen in a second. A pace is what is usual at the moment, in a fraction of one: taken again and
+again, it shows whether a shared machine changed. The products are those that linear layers make: rows of activations with
+rows of weights. The other way round torch's kernels for 16 bits can be ten times slower on a CPU. Integers are multiplied by
+ONNX Runtime there, as the engine that has integers does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 import torch
 
@@ -20,6 +23,11 @@ SIDE = {"cpu": 1024, "cuda": 4096}
 READ_SIDE = 8192
 """A float32 matrix of this side is 256 MiB, more than most caches; a product with a vector reads it once."""
 MINIMAL_CALLS = 3
+PACE_SECONDS = 0.15
+PACE_READ_SIDE = 4096
+"""64 MiB: it need not be more than the caches hold, only the same every time."""
+PACE_STEPS = 50_000
+"""Turns of an empty loop, some milliseconds: what a program that waits for Python itself is bound by."""
 
 
 def measure_limits(dtypes: Sequence[str], *, device: str, clock: Clock) -> Limits:
@@ -40,17 +48,38 @@ def measure_limits(dtypes: Sequence[str], *, device: str, clock: Clock) -> Limit
     return Limits(rates, matrix.nbytes / seconds)
 
 
+def measure_pace(*, clock: Clock) -> dict[str, float]:
+    """The processors' usual rates at this moment: float32 operations/s, bytes/s of reading, and turns/s of a loop in Python."""
+    product = _product("float32", SIDE["cpu"], "cpu", torch.Generator().manual_seed(0))
+    matrix, vector = torch.ones((PACE_READ_SIDE, PACE_READ_SIDE)), torch.ones(PACE_READ_SIDE)
+    work: dict[str, tuple[float, Callable[[], object]]] = {
+        "float32": (2.0 * SIDE["cpu"] ** 3, product),
+        "bytes": (float(matrix.nbytes), lambda: torch.mv(matrix, vector)),
+        "python": (float(PACE_STEPS), _loop),
+    }
+    return {name: amount / median(_times(call, clock, settle=_settle("cpu"), budget=PACE_SECONDS)) for name, (amount, call) in work.items()}
+
+
+def _loop() -> None:
+    for _ in range(PACE_STEPS):
+        pass
+
+
 def fastest(call: Callable[[], object], clock: Clock, *, settle: Callable[[], None], budget: float = SECONDS) -> float:
     """The shortest time of `call` over about `budget` seconds after one call that is not counted, MINIMAL_CALLS at least."""
+    return min(_times(call, clock, settle=settle, budget=budget))
+
+
+def _times(call: Callable[[], object], clock: Clock, *, settle: Callable[[], None], budget: float) -> list[float]:
     call()
     settle()
-    first, best, calls = clock(), float("inf"), 0
-    while calls < MINIMAL_CALLS or clock() - first < budget:
+    first, times = clock(), list[float]()
+    while len(times) < MINIMAL_CALLS or clock() - first < budget:
         began = clock()
         call()
         settle()
-        best, calls = min(best, clock() - began), calls + 1
-    return best
+        times.append(clock() - began)
+    return times
 
 
 def _product(dtype: str, side: int, device: str, generator: torch.Generator) -> Callable[[], object]:

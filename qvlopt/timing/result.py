@@ -117,7 +117,8 @@ class CaseResult:
 class EngineResult:
     """One engine's turns together. `load`, `peak_rss` and `peak_cuda` have a value a turn; `error` says why it did not finish.
 
-    `anonymous_bytes` is what the engine itself held at the end of a turn, pages of mapped files left out, at most.
+    `anonymous_bytes` is what the engine itself held at the end of a turn, pages of mapped files left out, at most. `paces` are
+    the machine's rates before and after every turn.
     """
 
     name: str
@@ -129,6 +130,7 @@ class EngineResult:
     anonymous_bytes: int | None = None
     artifact_bytes: int | None = None
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    paces: tuple[Mapping[str, float], ...] = ()
     error: str | None = None
 
     @property
@@ -162,6 +164,7 @@ class EngineResult:
             "fingerprint": dict(self.fingerprint),
             "load_samples": list(self.load.values),
             "peak_rss_samples": list(self.peak_rss.values),
+            "paces": [dict(pace) for pace in self.paces],
             "cases": [case.to_json() for case in self.cases],
         }
 
@@ -176,6 +179,7 @@ def engine_from_json(values: Mapping[str, Any]) -> EngineResult:
         peak_rss=Samples(tuple(map(float, values.get("peak_rss_samples", ()))), "bytes"),
         artifact_bytes=values.get("artifact_bytes"),
         fingerprint=dict(values.get("fingerprint") or {}),
+        paces=tuple({str(name): float(rate) for name, rate in pace.items() if float(rate) > 0} for pace in values.get("paces", ())),
         error=values.get("error"),
     )
 

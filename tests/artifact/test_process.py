@@ -149,3 +149,27 @@ def test_the_peak_is_this_programs_and_not_its_parents() -> None:
 
 def test_a_system_without_proc_has_a_peak_too(tmp_path: Path) -> None:
     assert 1 << 20 < peak_rss_bytes(proc=tmp_path) < 1 << 45
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc")
+def test_freed_memory_is_kept_for_the_next_use_and_given_back_in_the_end() -> None:
+    """In a process of its own: what the tests before have left in the heap says nothing."""
+    script = """
+from pathlib import Path
+import torch
+from qvlopt.artifact.process import kept_memory
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+def use():
+    torch.ones(2**24)
+torch.set_num_threads(1)
+before = resident()
+use()
+without = resident()
+with kept_memory():
+    use()
+    inside = resident()
+print(without - before < 2**24, inside - before > 2**25, resident() - before < 2**24)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "True"]

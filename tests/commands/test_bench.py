@@ -134,7 +134,7 @@ def test_every_process_has_the_threads_that_the_affinity_leaves(tiny: Path, tmp_
     machine = Machine()
     section = {"model": {"path": str(tiny)}, "output": str(tmp_path / "out"), "hardware": {"device": "cpu", "threads": 64}, "bench": SMALL}
     result = measured(machine, load_recipe(section), "model")
-    assert machine.threads == [1, 1, 1]  # two rounds and the probe of the limits
+    assert machine.threads == [1, 1, 1]  # the machine's probe and two rounds
     assert result.findings.environment["threads"] == 1
 
 
@@ -218,6 +218,47 @@ def test_a_run_is_compared_with_an_earlier_one(tiny: Path, tmp_path: Path, how: 
     assert (same.findings.comparison.verdict, same.exit_code) == ("pass", 0)
     slower = measured(Machine(lambda _path: 1.5), recipe(tiny, tmp_path / "out", compare=str(saved), gate=0.1), "model")
     assert (slower.findings.comparison.verdict, slower.exit_code) == ("fail", 1)
+
+
+def test_the_machines_pace_is_taken_beside_every_turn_and_kept(tiny: Path, other: Path, tmp_path: Path) -> None:
+    machine = Machine()
+    machine.paces = [{"float32": float(number)} for number in range(1, 6)]
+    result = measured(machine, recipe(tiny, tmp_path / "out", repeats=2), str(tiny), str(other))
+    one, two = (engine["paces"] for engine in printed(result)["engines"])
+    assert [pace["float32"] for pace in one] == [1, 2, 4, 5]  # the first turn and the last
+    assert [pace["float32"] for pace in two] == [2, 3, 3, 4]
+
+
+@pytest.mark.parametrize(("paces", "verdict"), [([1.0], "fail"), ([1.0, 0.9, 1.0], "fail"), ([1.0, 1.0, 0.6], "inconclusive"), ([], "fail")])
+def test_a_slow_run_on_a_machine_that_was_slow_for_a_while_is_inconclusive(tiny: Path, tmp_path: Path, paces: list[float], verdict: str) -> None:
+    first = measured(Machine(), recipe(tiny, tmp_path / "out"), "model")
+    machine = Machine(lambda _path: 1.5)
+    machine.paces = [{"float32": pace * 1e10} for pace in paces]
+    again = measured(machine, recipe(tiny, tmp_path / "out", compare=str(first.report)), "model")
+    assert again.findings.comparison.verdict == verdict
+    assert ("up to 1.67 times as slow as then" in shown(again)) is (verdict == "inconclusive")
+
+
+def test_a_report_without_paces_is_compared_as_it_is(tiny: Path, tmp_path: Path) -> None:
+    first = measured(Machine(), recipe(tiny, tmp_path / "out"), "model").report / "report.json"
+    document = json.loads(first.read_text())
+    del document["engines"][0]["paces"]
+    first.write_text(json.dumps(document))
+    machine = Machine(lambda _path: 1.5)
+    machine.paces = [{"float32": 1.0}]
+    assert measured(machine, recipe(tiny, tmp_path / "out", compare=str(first)), "model").findings.comparison.verdict == "fail"
+
+
+def test_a_machine_whose_speed_cannot_be_measured_is_said_once_and_benched(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_pace(*_: Any) -> dict[str, Any]:
+        raise RunError("no memory for the matrix")
+
+    monkeypatch.setattr("tests.bench_doubles.Double._pace", no_pace)
+    result = measured(Machine(), recipe(tiny, tmp_path / "out"), "model")
+    assert (result.exit_code, result.findings.limits, result.findings.engines[0].paces) == (0, None, ({}, {}, {}, {}))
+    assert [record.message for record in caplog.records] == ["the machine's speed could not be measured: no memory for the matrix"]
 
 
 def test_another_machine_or_workload_is_not_comparable(tiny: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -144,6 +145,15 @@ def test_what_goes_wrong_is_told_and_the_worker_goes_on(tiny: Path, tmp_path: Pa
     assert reply["failed"]["exit_code"] == 5
     assert not worker.is_over
     assert "fingerprint" in worker.answer({"do": "open", **asdict(spec)})
+
+
+def test_the_machines_pace_is_told_by_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qvlopt.timing.probes.SIDE", {"cpu": 8})
+    monkeypatch.setattr("qvlopt.timing.probes.PACE_READ_SIDE", 16)
+    monkeypatch.setattr("qvlopt.timing.probes.PACE_SECONDS", 0.0)
+    rates = Worker(time.perf_counter).answer({"do": "pace", "threads": torch.get_num_threads()})["rates"]
+    assert set(rates) == {"float32", "bytes", "python"}
+    assert min(rates.values()) > 0
 
 
 def test_lines_are_answered_until_it_is_closed() -> None:

@@ -89,6 +89,14 @@ def test_row_errors_add_up_and_are_never_negative() -> None:
     assert error(dw, Gram.of(x).gram) == pytest.approx(float(rows.sum()))
 
 
+@pytest.mark.parametrize("width", [255, 256, 257, 600])
+def test_row_errors_of_wide_layers_are_those_of_the_whole_square(width: int) -> None:
+    """Only one triangle is multiplied."""
+    x, dw = inputs(4, tokens=700, width=width), change(4, rows=3, width=width)
+    direct = (x.double() @ dw.double().T).square().sum(0)
+    torch.testing.assert_close(row_error(dw, Gram.of(x).gram), direct, rtol=1e-5, atol=0)
+
+
 def test_row_errors_do_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     dw, h = change(3, rows=9), Gram.of(inputs(3)).gram
     whole = row_error(dw, h)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from transformers import DynamicCache
 from qvlopt.model.load import load_model
 from qvlopt.model.source import open_source
 from qvlopt.runtime.torch_engine import CACHE
-from qvlopt.timing.probes import fastest, measure_limits
+from qvlopt.timing.probes import PACE_STEPS, fastest, measure_limits, measure_pace
 from qvlopt.timing.roofline import Limits, Need, attained, count_weights, stage_needs, stored_bytes
 from tests.clock import FakeClock
 from tests.tiny import build_tiny
@@ -118,3 +119,14 @@ def test_a_probe_measures_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qvlopt.timing.probes.product_session", lambda *_, **__: Integers())
     limits = measure_limits(["float32", "float16", "int8"], device="cpu", clock=clock)
     assert limits == Limits({"float32": 2 * 8**3 / 0.5, "int8": 2 * 8**3 / 0.125}, 16 * 16 * 4 / 0.25)
+
+
+def test_a_pace_is_what_is_usual_not_what_is_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qvlopt.timing.probes.SIDE", {"cpu": 8})
+    monkeypatch.setattr("qvlopt.timing.probes.PACE_READ_SIDE", 16)
+    clock = FakeClock()
+    products = cycle([9.0, 0.5, 0.125, 0.25])  # the first is not counted
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda *_: clock.pass_(next(products)))
+    monkeypatch.setattr(torch, "mv", lambda *_: clock.pass_(0.0625))
+    monkeypatch.setattr("qvlopt.timing.probes._loop", lambda: clock.pass_(0.5))
+    assert measure_pace(clock=clock) == {"float32": 2 * 8**3 / 0.25, "bytes": 16**2 * 4 / 0.0625, "python": PACE_STEPS / 0.5}

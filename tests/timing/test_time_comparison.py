@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from qvlopt.timing.comparison import FEWEST, Pace, Ratio, Series, Verdict, compare_engines, compare_series, rates_of, unlike, verdict_of
+from qvlopt.timing.comparison import FEWEST, Pace, Ratio, Series, Verdict, compare_engines, compare_series, unlike, verdict_of
 
 NAME = ("int8", "64x64", "e2e")
 
@@ -125,22 +125,27 @@ def test_what_differs_is_named_and_the_unknown_is_not_held_against_it() -> None:
 
 def test_a_machine_that_changed_its_pace_decides_nothing_that_the_pace_explains() -> None:
     base, slower, faster = series(1.0, spread=0.005), series(1.3, spread=0.005, seed=1), series(1.0, spread=0.005, seed=2)
-    pace = Pace.between({"float32": 100.0, "bytes": 30.0, "int8": 5.0}, {"float32": 100.0, "bytes": 24.0})
+    pace = Pace.between([{"float32": 100.0, "bytes": 30.0, "int8": 5.0}], [{"float32": 100.0, "bytes": 24.0}])
     assert (round(pace.slower, 2), pace.faster) == (1.25, 1.0)
     held = compare_series(NAME, base, slower, tolerance=0.1, pace=pace)
     assert held is not None
-    assert (held.verdict, held.reason) == ("inconclusive", "the machine itself was measured 1.25 times as slow as then")
+    assert (held.verdict, held.reason) == ("inconclusive", "the machine itself was up to 1.25 times as slow as then")
     assert verdict(base, slower) == "fail"
     back = compare_series(NAME, base, faster, tolerance=0.1, pace=Pace(faster=1.25))
     assert back is not None
-    assert (back.verdict, back.reason) == ("inconclusive", "the machine itself was measured 1.25 times as fast as then")
+    assert (back.verdict, back.reason) == ("inconclusive", "the machine itself was up to 1.25 times as fast as then")
     assert verdict(base, faster) == "pass"
     worse = compare_series(NAME, base, series(2.0, spread=0.005, seed=3), tolerance=0.1, pace=pace)
     assert worse is not None
     assert worse.verdict == "fail"
 
 
-def test_rates_that_are_missing_or_unknown_are_not_held_against_a_run() -> None:
-    assert rates_of(None) == {}
-    assert rates_of({"operations_per_s": {"float32": 2.0, "int8": None}, "bytes_per_s": None}) == {"float32": 2.0}
-    assert Pace.between({}, {"float32": 1.0}) == Pace(1.0, 1.0)
+def test_the_pace_that_changed_most_counts_from_any_time_of_both_runs() -> None:
+    then = [{"float32": 90.0, "python": 7.0}, {"float32": 100.0, "python": 7.0}, {}]
+    now = [{"float32": 95.0, "python": 7.0, "bytes": 3.0}, {"float32": 120.0, "python": 5.0}]
+    assert Pace.between(then, now) == Pace(slower=7 / 5, faster=120 / 90)
+    assert Pace.between(now, then) == Pace(slower=120 / 90, faster=7 / 5)
+
+
+def test_rates_that_are_missing_are_not_held_against_a_run() -> None:
+    assert Pace.between([], [{"float32": 1.0}]) == Pace.between([{}], [{"float32": 1.0}]) == Pace(1.0, 1.0)
