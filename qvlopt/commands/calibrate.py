@@ -90,8 +90,8 @@ def calibrate(
     asked, output = Asked.by(loaded), output_folder(loaded, "calibrate")
     if is_done(output, asked.digest, overwrite=overwrite):
         return _existing(output, asked.digest)
-    require_space(output, _bytes(asked))
     device = prepare(loaded)
+    require_space(output, forecast(loaded, "calibrate", device).disk_bytes)
     with (
         write_folder(output, digest=asked.digest, overwrite=overwrite) as folder,
         unfinished(output, digest=asked.digest, conditions=asked.conditions(device), overwrite=overwrite) as parts,

@@ -243,6 +243,14 @@ def test_a_weight_that_is_not_finite_is_named_and_nothing_is_written(data: Path,
     assert not (tmp_path / "out").exists()
 
 
+def test_room_for_the_hidden_states_is_asked_for_too(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(module, "require_space", lambda _output, size: asked.append(size))
+    calibrated(model, data, tmp_path / "out")
+    statistics, before_and_after = module.statistics_bytes(open_source(str(model), folder=tmp_path)), 2 * 4 * 64 * PATCHES
+    assert asked[0] == pytest.approx(statistics + before_and_after, rel=0.01)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("bug"), OSError(28, "No space left on device")], ids=repr)
 @pytest.mark.parametrize("step", ["gather_statistics", "write_manifest"])
 def test_whatever_breaks_off_at_the_end_leaves_finished_stages_only_and_they_are_used(
