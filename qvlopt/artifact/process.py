@@ -6,7 +6,7 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -17,8 +17,9 @@ _PROC = Path("/proc")
 _UNLIMITED_BYTES = 1 << 60
 """Control groups of version 1 write "no limit" as a number near 2**63."""
 
-_TRIM_THRESHOLD, _MMAP_MAX = -1, -4
-"""Parameters of mallopt, from glibc's malloc.h."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
+"""Parameters of mallopt, from glibc's malloc.h: free bytes that the heap may end in, bytes from which a piece has pages of its own,
+and how many such pieces there may be."""
 
 
 def peak_rss_bytes(*, proc: Path = _PROC) -> int:
@@ -40,20 +41,21 @@ def kept_memory() -> Iterator[None]:
     Otherwise large pieces go back to the system at once, and it clears every page of the next one: a tenth of the time of
     work on tensors of some megabytes each.
     """
-    _mallopt(trim_threshold=2**30, mmap_max=0)
+    _mallopt({_TRIM_THRESHOLD: 2**30, _MMAP_MAX: 0})
     try:
         yield
     finally:
-        _mallopt(trim_threshold=2**17, mmap_max=2**16)  # what glibc begins with
+        # Thresholds that were set no longer adapt, so these are where glibc's own end up after large pieces; the rest is its default.
+        _mallopt({_TRIM_THRESHOLD: 2**26, _MMAP_THRESHOLD: 2**25, _MMAP_MAX: 2**16})
         release_memory()
 
 
-def _mallopt(*, trim_threshold: int, mmap_max: int) -> None:
-    """mallopt(3): how many free bytes the heap may end in, and how many pieces may have pages of their own."""
+def _mallopt(values: Mapping[int, int]) -> None:
+    """mallopt(3), where there is one."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
-        library.mallopt(_TRIM_THRESHOLD, trim_threshold)
-        library.mallopt(_MMAP_MAX, mmap_max)
+        for parameter, value in values.items():
+            library.mallopt(parameter, value)
 
 
 def release_memory() -> None:

@@ -57,8 +57,8 @@ class Bench:
         records = tuple(Record() for _ in self.targets)
         self._draw()
         turns = list(self.workload.turns(len(self.targets)))
-        self.progress.start(sum(self._calls(turn) for turn in turns), "bench")
         pace = self.pace()
+        self.progress.start(sum(self._calls(turn) for turn in turns), "bench")
         try:
             for turn in turns:
                 record, target = records[turn.engine], self.targets[turn.engine]

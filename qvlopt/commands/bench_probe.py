@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 
 class MachineProbe:
-    """Asks the process. One that fails is said once and asked no more: nothing is known of the machine's speed then."""
+    """Asks the process. What fails is said once; what cannot be measured says nothing of the machine."""
 
     def __init__(self, process: Asked, threads: int) -> None:
-        self._process: Asked | None = process
+        self._process = process
         self._threads = threads
+        self._has_failed = False
 
     def pace(self) -> dict[str, float]:
         """The processors' usual rates at this moment (timing.probes.measure_pace); empty when they cannot be measured."""
@@ -31,13 +32,12 @@ class MachineProbe:
         return Limits(found["operations_per_s"], found["bytes_per_s"]) if found else None
 
     def _asked(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        if self._process is None:
-            return {}
         try:
             return self._process.ask({**message, "threads": self._threads})
         except RunError as error:
-            log.warning("the machine's speed could not be measured: %s", error)
-            self._process = None
+            if not self._has_failed:
+                log.warning("the machine's speed could not be measured: %s", error)
+            self._has_failed = True
             return {}
 
 

@@ -15,11 +15,11 @@ import torch
 import qvlopt
 from qvlopt.artifact.folder import is_done, require_space, write_folder
 from qvlopt.artifact.manifest import Manifest, SourceRecord, read_manifest, write_manifest
-from qvlopt.artifact.process import kept_memory, peak_rss_bytes
+from qvlopt.artifact.process import kept_memory, peak_rss_bytes, release_memory
 from qvlopt.artifact.unfinished import Parts, unfinished
 from qvlopt.commands.calibration_data import KIND, Asked, Coverage, captured, coverage_of, pictures
 from qvlopt.commands.calibration_prompts import captured_language
-from qvlopt.commands.forecast import forecast, takes
+from qvlopt.commands.forecast import calibrate_cost, takes
 from qvlopt.commands.hardware import prepare
 from qvlopt.commands.output import output_folder
 from qvlopt.commands.plan import Plan, PlanRow, planned
@@ -91,7 +91,7 @@ def calibrate(
     if is_done(output, asked.digest, overwrite=overwrite):
         return _existing(output, asked.digest)
     device = prepare(loaded)
-    require_space(output, forecast(loaded, "calibrate", device).disk_bytes)
+    require_space(output, calibrate_cost(asked, device).disk_bytes)
     with (
         write_folder(output, digest=asked.digest, overwrite=overwrite) as folder,
         unfinished(output, digest=asked.digest, conditions=asked.conditions(device), overwrite=overwrite) as parts,
@@ -152,7 +152,9 @@ def _write_statistics(folder: Path, asked: Asked, parts: Parts, device: torch.de
             progress.advance((1 + asked.held_out) * sum(map(len, done.values())))
         for stage, grams in captured_stages(asked, parts, device, progress, done={*done}):
             done[stage.name] = _keep(parts, stage, grams)
-            progress.advance(len(grams), f"calibrate {stage.name}")
+            del grams
+            release_memory()
+            progress.advance(len(done[stage.name]), f"calibrate {stage.name}")
     finally:
         progress.finish()
     gather_statistics(folder, [parts.path(_file(stage)) for stage in stages])
@@ -185,7 +187,7 @@ def _plan_rows(loaded: LoadedRecipe) -> Iterator[PlanRow]:
     yield PlanRow("data", f"{section.data}: {len(asked.data.samples)} samples, {section.samples} used")
     yield PlanRow("layers", f"{len(layer_widths(asked.source, scope=section.scope))} linears, scope {section.scope}")
     yield PlanRow("writes", f"{output_folder(loaded, 'calibrate')}: {_bytes(asked):,} bytes")
-    yield takes(forecast(loaded, "calibrate", prepare(loaded)))
+    yield takes(calibrate_cost(asked, prepare(loaded)))
 
 
 def _existing(output: Path, digest: str) -> CalibrateResult:

@@ -33,6 +33,8 @@ from qvlopt.report.progress import Progress
 log = logging.getLogger(__name__)
 
 KIND = "statistics"
+ALGORITHM = 2
+"""Part of the digest: raised whenever the same inputs give other bits. 2: inputs are gathered in larger pieces."""
 PART = "coverage"
 """Name of the part that keeps which samples were used."""
 
@@ -87,7 +89,7 @@ class Asked:
         pictures = dataclasses.asdict(self.processor)
         asked = {"source": self.source.digest, "data": self.data.digest, "pictures": pictures, "seed": recipe.seed, "most_tokens": MOST_TOKENS}
         held_out = {"held_out_every": HELD_OUT_EVERY} if self.held_out else {}
-        return digest_of({"kind": KIND, **asked, **section, **held_out})
+        return digest_of({"kind": KIND, "algorithm": ALGORITHM, **asked, **section, **held_out})
 
     def conditions(self, device: torch.device) -> dict[str, str]:
         """What else decides the bytes: another version, product or number of threads may add up in another order."""

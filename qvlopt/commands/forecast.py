@@ -116,6 +116,11 @@ def awq_cost(asked: Asked, choice: Choice, device: torch.device, *, has_statisti
     return _tower_cost(asked, device, section.scope).quantize(section, packed_bytes=packed, written_bytes=written, has_statistics=has_statistics)
 
 
+def calibrate_cost(asked: Asked, device: torch.device) -> Cost:
+    """Of calibrate, for its plan and for the space that it asks for."""
+    return _tower_cost(asked, device, asked.loaded.recipe.calibrate.scope).calibrate(held_out=asked.held_out)
+
+
 def _tower_cost(asked: Asked, device: torch.device, scope: Scope) -> TowerCost:
     """Of the tower, and of the decoder layers where the scope has them, over the pictures that calibrate."""
     source, recipe = asked.source, asked.loaded.recipe
@@ -151,8 +156,7 @@ class _View:
         return measured_rates(linear_dtype(self.source, self.device))
 
     def calibrate(self) -> Cost:
-        tower = _tower_cost(self.asked, self.device, self.loaded.recipe.calibrate.scope)
-        return tower.calibrate(held_out=self.asked.held_out)
+        return calibrate_cost(self.asked, self.device)
 
     def quantize_awq(self) -> Cost:
         section = self.loaded.recipe.quantize_awq

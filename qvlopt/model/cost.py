@@ -35,8 +35,8 @@ CHUNK_BYTES = 150_000_000
 """Temporaries of a step of the searches, and what the allocator keeps."""
 SEARCHED_WEIGHTS, SEARCHED_STATISTICS = 16, 9
 """Float32 copies of a layer's weight and of its [K, K] statistics that a search holds at its peak. Measured on the 2B tower."""
-GATHERED_BYTES = 200_000_000
-"""Inputs that wait for a product X^T X (capture.py: 32 MiB a linear), and their copies while it is made."""
+GATHERED_BYTES = 400_000_000
+"""Inputs that wait for a product X^T X (input_sums.py: 64 MiB a linear), and their copies while it is made."""
 SQUARE = 256
 """Columns of the blocks in which one triangle of a symmetric matrix is multiplied."""
 OVERHEAD = 1.1
@@ -171,7 +171,7 @@ class TowerCost:
         return linear / (1e9 * self.rates.linear) + attention / (1e9 * self.rates.float32) + elements / (1e9 * self.rates.passes)
 
     def _statistics(self) -> float:
-        """Seconds of the products X^T X, of which half is computed."""
+        """Seconds of the products X^T X, of which one triangle is computed."""
         flop, elements = 0.0, 0.0
         for stage in self._stages:
             used = min(MOST_TOKENS, self._read(stage))

@@ -170,7 +170,7 @@ class EngineResult:
 
 
 def engine_from_json(values: Mapping[str, Any]) -> EngineResult:
-    """An engine of a report, as far as it can be compared. Raises KeyError, TypeError and ValueError for what is none."""
+    """An engine of a report, as far as it can be compared. Raises KeyError, TypeError, ValueError and AttributeError for what is none."""
     return EngineResult(
         name=str(values["name"]),
         candidate=str(values["candidate"]),

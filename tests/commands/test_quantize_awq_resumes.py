@@ -278,6 +278,6 @@ def test_the_check_reads_one_stage_at_a_time(model: Path, data: Path, tmp_path: 
 
     monkeypatch.setattr(stage_forward, "load_vision_part", noted)
     result = quantised(model, data, tmp_path, search=PLAIN)
-    assert self_check.CHECK_PICTURES == 4
+    assert self_check.CHECK_PICTURES == 2
     assert result.check.passed
     assert all(prefixes == stage_forward.EMBEDDING_PARTS or prefixes[0].rstrip(".") in STAGES for prefixes in read)
