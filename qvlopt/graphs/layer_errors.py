@@ -7,13 +7,13 @@ R rows kept, N outputs, K inputs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 
 from qvlopt.graphs.quantised import BLOCK, BLOCK4, Scheme
-from qvlopt.graphs.rounding import LEVELS, block_size, in_blocks, round_blocks, round_rows, round_tokens
+from qvlopt.graphs.rounding import AT_ONCE, LEVELS, block_size, in_blocks, round_blocks, round_rows, round_tokens
 from qvlopt.graphs.saturation import EIGHT_BITS, SEVEN_BITS
 from qvlopt.graphs.smooth import STRENGTHS, Group, scale_of
 from qvlopt.graphs.weights import Weights
@@ -144,13 +144,16 @@ class _Trial:
         return Chosen(name, "float32", plain, 0.0, f"float32: {label[wanted.scheme]} would be off by {error:.3f}, more than {allowed:g}")
 
     def _error(self, name: str, scheme: Scheme, scale: torch.Tensor | None) -> float:
+        """In pieces of some outputs, so that no copy of a large weight is made."""
         weight, rows, importance = self.tensors[name], self.inputs.rows, self.inputs.mean_square
+        parts: Iterable[torch.Tensor] = torch.split(weight, max(1, AT_ONCE // weight.shape[1]))
         if scale is not None:
             assert self.group.channel is not None, "only a group with producers is smoothed"
             columns = scale[self.group.channel]
-            weight, rows, importance = weight * columns, rows / columns, importance / columns**2
-        rounded = rounded_output(rows, weight, scheme, largest=self.wanted.largest, importance=importance)
-        return relative(self._outputs[name], rounded)
+            rows, importance = rows / columns, importance / columns**2
+            parts = (part * columns for part in parts)
+        rounded = [rounded_output(rows, part, scheme, largest=self.wanted.largest, importance=importance) for part in parts]
+        return relative(self._outputs[name], torch.cat(rounded, 1))
 
 
 def rounded_output(

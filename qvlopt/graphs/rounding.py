@@ -17,8 +17,9 @@ SMALLEST = 1e-30
 """The least that a token's largest magnitude counts as, so that nothing is divided by zero; its 127th is a normal float32 still."""
 SHRINKS = 6
 """Steps of the search for a block's scale, from the largest weight down to 3/4 of it (4 bits only)."""
-_ROWS = 2**22
-"""Weights that are rounded at once."""
+AT_ONCE = 2**20
+"""Weights that are rounded at once. The temporaries of four times as many come from the system anew each time, which clears their
+pages: five times as slow (2 threads of a Zen 4; a quarter as many take a seventh longer)."""
 
 
 class Rows(NamedTuple):
@@ -61,7 +62,7 @@ def round_rows(weight: torch.Tensor, *, largest: int = LEVELS) -> Rows:
     """Nearest integers in [-largest, largest] of weights [N, K]; an output without weights gets scale 1."""
     scale = weight.abs().amax(1).float() / largest
     scale = torch.where(scale > 0, scale, 1.0)
-    parts = torch.split(weight, max(1, _ROWS // weight.shape[1]))
+    parts = torch.split(weight, max(1, AT_ONCE // weight.shape[1]))
     q = torch.cat([(part / step[:, None]).round_().to(torch.int8) for part, step in zip(parts, torch.split(scale, len(parts[0])), strict=True)])
     return Rows(q, scale)
 
@@ -87,7 +88,7 @@ def round_blocks(weight: torch.Tensor, *, bits: int, block: int, importance: tor
 
     8 bits: the largest weight of a block is 127. 4 bits: it is -8, whichever its sign, so that the whole range is used.
     """
-    rows = max(1, _ROWS // weight.shape[1])
+    rows = max(1, AT_ONCE // weight.shape[1])
     weigh = None if importance is None else importance.float().view(-1, block)
     parts = [_block_part(in_blocks(part.float(), block), bits, weigh) for part in torch.split(weight, rows)]
     return Blocks(torch.cat([q for q, _ in parts]), torch.cat([scale for _, scale in parts]), bits)

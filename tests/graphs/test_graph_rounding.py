@@ -33,7 +33,7 @@ def test_rows_of_zeros_stay_zero() -> None:
 def test_large_weights_are_rounded_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = random(50, 64)
     rows, blocks = round_rows(weight), round_blocks(weight, bits=4, block=32, importance=random(64).abs())
-    monkeypatch.setattr("qvlopt.graphs.rounding._ROWS", 64 * 7)
+    monkeypatch.setattr("qvlopt.graphs.rounding.AT_ONCE", 64 * 7)
     assert torch.equal(round_rows(weight).q, rows.q)
     again = round_blocks(weight, bits=4, block=32, importance=random(64).abs())
     assert torch.equal(again.q, blocks.q)

@@ -87,6 +87,20 @@ def test_smoothing_is_chosen_where_it_helps_and_only_there() -> None:
     assert (off.scale, off.layers[0].error) == (None, layer.plain)
 
 
+@pytest.mark.parametrize("scheme", ["w8a8", "blocks8", "blocks4"])
+def test_a_large_weight_is_measured_in_pieces_as_in_one(monkeypatch: pytest.MonkeyPatch, scheme: Scheme) -> None:
+    group, x = Group(("a",), (Divided("norm.weight"),), torch.arange(K)), tokens(100)
+    x[:, 5] *= 300
+    whole = choose(group, inputs_of(x), parameters().__getitem__, Wanted(scheme, 0.5))
+    monkeypatch.setattr("qvlopt.graphs.layer_errors.AT_ONCE", 3 * K)
+    pieces = choose(group, inputs_of(x), parameters().__getitem__, Wanted(scheme, 0.5))
+    assert whole.scale is not None
+    assert pieces.scale is not None
+    assert torch.equal(pieces.scale, whole.scale)
+    assert pieces.layers[0].method == whole.layers[0].method
+    assert pieces.layers[0].error == pytest.approx(whole.layers[0].error, rel=1e-3)
+
+
 def test_a_layer_over_the_limit_stays_float32_and_says_so() -> None:
     group, x = Group(("a", "b")), tokens(100)
     fine = choose(group, inputs_of(x), parameters().__getitem__, Wanted("w8a8", 1.0)).layers
