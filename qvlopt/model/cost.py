@@ -33,8 +33,11 @@ IMPORTED_BYTES = 520_000_000
 """Resident memory of the process before any weight: Python, torch, transformers. Measured with torch 2.13 for CPUs."""
 CHUNK_BYTES = 150_000_000
 """Temporaries of a step of the searches, and what the allocator keeps."""
-SEARCHED_WEIGHTS, SEARCHED_STATISTICS = 16, 9
-"""Float32 copies of a layer's weight and of its [K, K] statistics that a search holds at its peak. Measured on the 2B tower."""
+SEARCHED_WEIGHTS, SEARCHED_STATISTICS, COMPENSATED_STATISTICS = 7, 6, 10
+"""Float32 copies of a layer's weight and of its [K, K] statistics that a search holds at its peak, and how many more of these
+compensating takes (its factors are float64). Measured on blocks and mergers of the 2B tower."""
+KEPT = 0.5
+"""Share of the gathered inputs that the allocator still holds during the searches: a tenth with bfloat16 inputs, all with float32."""
 GATHERED_BYTES = 400_000_000
 """Inputs that wait for a product X^T X (input_sums.py: 64 MiB a linear), and their copies while it is made."""
 SQUARE = 256
@@ -92,7 +95,7 @@ class TowerCost:
         widths = [k for stage in self._stages for _, k in self._linears(stage)]
         statistics = (1 + held_out) * sum(FLOAT32 * k * k + 20 * k for k in widths)
         seconds = self._forwards() + self._statistics() + self._reading(self.checkpoint_bytes + 3 * statistics)
-        return Cost(self._rss(searched=False), statistics + self._hidden_bytes, START_SECONDS + OVERHEAD * seconds)
+        return Cost(self._rss(), statistics + self._hidden_bytes, START_SECONDS + OVERHEAD * seconds)
 
     def quantize(self, section: QuantizeAwqSection, *, packed_bytes: int, written_bytes: int, has_statistics: bool = False) -> Cost:
         """Of `quantize-awq`. packed_bytes: what the quantised stages take; written_bytes: the artifact's."""
@@ -101,7 +104,7 @@ class TowerCost:
         if not has_statistics:
             seconds += self._forwards() + self._statistics()
         disk = written_bytes + packed_bytes + (0 if has_statistics else self._hidden_bytes)
-        return Cost(self._rss(searched=True), disk, START_SECONDS + OVERHEAD * seconds)
+        return Cost(self._rss(section), disk, START_SECONDS + OVERHEAD * seconds)
 
     def running_bytes(self, tokens: int) -> int:
         """Activations of so many patches in a block."""
@@ -234,16 +237,18 @@ class TowerCost:
     def _reading(self, count: float) -> float:
         return count / (1e9 * self.rates.bytes)
 
-    def _rss(self, *, searched: bool) -> int:
+    def _rss(self, searched: QuantizeAwqSection | None = None) -> int:
         """Bytes at the peak: the costliest stage or the embedding table, and the largest picture's activations."""
         running = self.running_bytes(max(self.tokens, default=0))
+        weight, square = (SEARCHED_WEIGHTS, SEARCHED_STATISTICS) if searched else (0, 2)
+        if searched is not None and searched.search.compensate:
+            square += COMPENSATED_STATISTICS
         stage = 0
         for each in self._stages:
             linears = self._linears(each)
             held = FLOAT32 * (sum(n * k for n, k in linears) + sum(k * k for _, k in linears))
-            weight, square = (SEARCHED_WEIGHTS, SEARCHED_STATISTICS) if searched else (0, 2)
             widest = max(FLOAT32 * (weight * n * k + square * k * k) for n, k in linears)
             stage = max(stage, held + widest)
         gathered = min(GATHERED_BYTES, 8 * FLOAT32 * sum(self.tokens) * self.config.hidden_size)
         table = 0 if self.text is None else 2 * int(self.text["vocab_size"] * self.text["hidden_size"])
-        return IMPORTED_BYTES + max(stage, table) + running + (CHUNK_BYTES if searched else gathered)
+        return IMPORTED_BYTES + max(stage, table) + running + (CHUNK_BYTES + int(KEPT * gathered) if searched else gathered)

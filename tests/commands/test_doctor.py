@@ -31,7 +31,9 @@ from qvlopt.model.cost import Rates, TowerCost
 from qvlopt.model.preprocess import PictureProcessor
 from qvlopt.model.prompt import Prompter
 from qvlopt.model.source import open_source
+from qvlopt.model.vision import VisionConfig
 from qvlopt.recipe.load import LoadedRecipe, load_recipe
+from qvlopt.recipe.schema import QuantizeAwqSection
 from qvlopt.runtime.preparer import Preparer
 from tests.documents import check_document, document_of
 from tests.tiny_run import SIZES, SMALL, listing, tiny_recipe
@@ -222,6 +224,17 @@ def test_more_pictures_take_longer_and_no_more_memory(model: Path) -> None:
     assert many.rss_bytes == few.rss_bytes
     assert many.seconds > few.seconds
     assert many.disk_bytes - few.disk_bytes == 18_000 * 100 * 2 * 4 * config.hidden_size
+
+
+@pytest.mark.parametrize(
+    ("depth", "pictures", "compensate", "measured"), [(24, 64, False, (1.77e9, 2.47e9)), (2, 24, False, (1.71e9, 2.15e9)), (2, 24, True, (2.39e9,))]
+)
+def test_memory_at_the_shape_of_2b_is_what_was_measured(depth: int, pictures: int, compensate: bool, measured: tuple[float, ...]) -> None:
+    """Peaks of whole runs (benchmarks/RESULTS.md), forward passes in bfloat16 and, where there are two, in float32."""
+    config = VisionConfig(depth, 1024, 16, 4096, 2048, 16, 2, 2, 2304, tuple(index for index in (5, 11, 17) if index < depth))
+    section = QuantizeAwqSection.model_validate({"search": {"compensate": compensate}})
+    cost = TowerCost(config, [784] * pictures, 4_255_064_064, RATES).quantize(section, packed_bytes=1, written_bytes=1)
+    assert all(0.75 * peak < cost.rss_bytes < 1.25 * peak for peak in measured)
 
 
 def test_the_decoder_layers_and_compensation_are_counted_too(model: Path, data: Path, tmp_path: Path) -> None:
