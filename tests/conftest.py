@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before torch is imported anywhere: tests run in several processes, and one thread each is the fastest on few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -13,6 +14,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile("qvlopt", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("qvlopt")
+
+# A shell's background jobs ignore interrupts, and so would the tests that interrupt themselves and the processes they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

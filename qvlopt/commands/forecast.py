@@ -174,7 +174,7 @@ class _View:
         rounding = self._parameters * (4 / self.rates.bytes + ROUNDED_PASSES / self.rates.passes) / 1e9
         seen = self.loaded.recipe.calibrate.samples if self.loaded.recipe.quantize_int8.smooth else 0
         seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED) + seen)
-        return Cost(IMPORTED_BYTES + int(1.6 * self._parameters), written, seconds)  # 3.5 GB (int8) and 4.3 (fast) were seen at 2B's shape
+        return Cost(IMPORTED_BYTES + int(1.6 * self._parameters), written, seconds)  # 3.3 GB (small) to 4.3 (fast) were seen at 2B's shape
 
     def evaluate(self) -> Cost:
         return evaluate_cost(self.loaded, self.source, self.rates)
