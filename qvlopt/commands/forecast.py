@@ -121,6 +121,11 @@ def calibrate_cost(asked: Asked, device: torch.device) -> Cost:
     return _tower_cost(asked, device, asked.loaded.recipe.calibrate.scope).calibrate(held_out=asked.held_out)
 
 
+def hidden_bytes(asked: Asked, device: torch.device) -> int:
+    """On disk, of a pass over the calibration set."""
+    return _tower_cost(asked, device, asked.loaded.recipe.calibrate.scope).hidden_bytes
+
+
 def _tower_cost(asked: Asked, device: torch.device, scope: Scope) -> TowerCost:
     """Of the tower, and of the decoder layers where the scope has them, over the pictures that calibrate."""
     source, recipe = asked.source, asked.loaded.recipe
@@ -172,9 +177,12 @@ class _View:
         """One byte a weight, more with a 4-bit twin. Samples are seen once; every layer is measured, graphs and torch are compared."""
         written = int(self._parameters * {"int8": 1.1, "fast": 1.7, "small": 0.8}[self.loaded.recipe.quantize_int8.layout])
         rounding = self._parameters * (4 / self.rates.bytes + ROUNDED_PASSES / self.rates.passes) / 1e9
-        seen = self.loaded.recipe.calibrate.samples if self.loaded.recipe.quantize_int8.smooth else 0
+        section = self.loaded.recipe.quantize_int8
+        seen = self.loaded.recipe.calibrate.samples if section.smooth else 0
         seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED) + seen)
-        return Cost(IMPORTED_BYTES + int(1.6 * self._parameters), written, seconds)  # 3.3 GB (small) to 4.3 (fast) were seen at 2B's shape
+        is_first = bool(seen) and "calibrate" not in self.loaded.sections and section.statistics is None
+        disk = max(written, hidden_bytes(self.asked, self.device)) if is_first else written
+        return Cost(IMPORTED_BYTES + int(1.6 * self._parameters), disk, seconds)  # 3.3 GB (small) to 4.3 (fast) were seen at 2B's shape
 
     def evaluate(self) -> Cost:
         return evaluate_cost(self.loaded, self.source, self.rates)

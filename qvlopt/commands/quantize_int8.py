@@ -19,7 +19,7 @@ from qvlopt.commands.calibrated import Statistics, found_statistics, named_stati
 from qvlopt.commands.calibration_data import KIND as STATISTICS
 from qvlopt.commands.calibration_data import Asked
 from qvlopt.commands.export import copy_files, graph_linears, graphs_manifest, write_card
-from qvlopt.commands.forecast import forecast, takes
+from qvlopt.commands.forecast import forecast, hidden_bytes, takes
 from qvlopt.commands.graph_modules import module_records
 from qvlopt.commands.graphs_result import GraphsResult
 from qvlopt.commands.hardware import prepare
@@ -82,6 +82,11 @@ class _Job(NamedTuple):
             return None
         return self.asked.digest if self.named is None else self.named.digest
 
+    def scratch_bytes(self, device: torch.device) -> int:
+        """Hidden states on disk while smoothing looks at the samples; they are gone before anything is written."""
+        is_seen = self.wanted.smooth and (self.named or found_statistics(self.asked)) is None
+        return hidden_bytes(self.asked, device) if is_seen else 0
+
     @property
     def digest(self) -> str:
         """Identifies the result."""
@@ -104,8 +109,8 @@ def quantize_int8(
     job, output = _Job.by(loaded), output_folder(loaded, KIND)
     if is_done(output, job.digest, overwrite=overwrite):
         return GraphsResult.of(output, read_manifest(output), existed=True)
-    require_space(output, _bytes_written(job.asked.source, loaded.recipe.quantize_int8.layout))
     device = prepare(loaded)
+    require_space(output, max(_bytes_written(job.asked.source, loaded.recipe.quantize_int8.layout), job.scratch_bytes(device)))
     if job.wanted.largest < LEVELS:
         log.warning("this processor adds 8-bit products with saturation (no VNNI): W8A8 weights keep 7 bits")
     with write_folder(output, digest=job.digest, overwrite=overwrite) as folder:

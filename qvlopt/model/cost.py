@@ -95,7 +95,7 @@ class TowerCost:
         widths = [k for stage in self._stages for _, k in self._linears(stage)]
         statistics = (1 + held_out) * sum(FLOAT32 * k * k + 20 * k for k in widths)
         seconds = self._forwards() + self._statistics() + self._reading(self.checkpoint_bytes + 3 * statistics)
-        return Cost(self._rss(), statistics + self._hidden_bytes, START_SECONDS + OVERHEAD * seconds)
+        return Cost(self._rss(), statistics + self.hidden_bytes, START_SECONDS + OVERHEAD * seconds)
 
     def quantize(self, section: QuantizeAwqSection, *, packed_bytes: int, written_bytes: int, has_statistics: bool = False) -> Cost:
         """Of `quantize-awq`. packed_bytes: what the quantised stages take; written_bytes: the artifact's."""
@@ -103,7 +103,7 @@ class TowerCost:
         seconds += self._reading(5 * self.checkpoint_bytes + 4 * written_bytes)
         if not has_statistics:
             seconds += self._forwards() + self._statistics()
-        disk = written_bytes + packed_bytes + (0 if has_statistics else self._hidden_bytes)
+        disk = written_bytes + packed_bytes + (0 if has_statistics else self.hidden_bytes)
         return Cost(self._rss(section), disk, START_SECONDS + OVERHEAD * seconds)
 
     def running_bytes(self, tokens: int) -> int:
@@ -123,7 +123,7 @@ class TowerCost:
         return (*self._tower, *self._decoder)
 
     @property
-    def _hidden_bytes(self) -> int:
+    def hidden_bytes(self) -> int:
         """Hidden states before and after a stage, on disk; of the language model DeepStack's features as well."""
         tower = 2 * FLOAT32 * self.config.hidden_size * sum(self.tokens)
         if self.text is None:

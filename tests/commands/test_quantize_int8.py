@@ -54,6 +54,22 @@ def quantised(model: Path, data: Path, output: Path, **section: Any) -> GraphsRe
     return result
 
 
+def test_room_for_the_hidden_states_is_asked_for_too(model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def full(_output: Path, size: int) -> None:
+        asked.append(size)
+        raise RunError("the disk is full")
+
+    monkeypatch.setattr("qvlopt.commands.quantize_int8.require_space", full)
+    monkeypatch.setattr("qvlopt.commands.quantize_int8.hidden_bytes", lambda *_: 10**12)
+    for smooth in (True, False):
+        with pytest.raises(RunError, match="the disk is full"):
+            quantised(model, data, tmp_path / "out", smooth=smooth)
+    assert asked[0] == 10**12
+    assert 0 < asked[1] < 10**9
+
+
 def operators(folder: Path, graph: str) -> dict[str, int]:
     nodes = onnx.load(str(folder / graph), load_external_data=False).graph.node
     kinds = ("MatMulIntegerToFloat", "MatMulNBits", "Gemm")
