@@ -122,7 +122,7 @@ def calibrate_cost(asked: Asked, device: torch.device) -> Cost:
 
 
 def hidden_bytes(asked: Asked, device: torch.device) -> int:
-    """On disk, of a pass over the calibration set."""
+    """Hidden states on disk during a pass over the calibration set."""
     return _tower_cost(asked, device, asked.loaded.recipe.calibrate.scope).hidden_bytes
 
 
@@ -180,8 +180,8 @@ class _View:
         section = self.loaded.recipe.quantize_int8
         seen = self.loaded.recipe.calibrate.samples if section.smooth else 0
         seconds = GRAPHS_SECONDS + rounding + self._items(2 * (MEASURED + CHECKED) + seen)
-        is_first = bool(seen) and "calibrate" not in self.loaded.sections and section.statistics is None
-        disk = max(written, hidden_bytes(self.asked, self.device)) if is_first else written
+        has_statistics = "calibrate" in self.loaded.sections or section.statistics is not None
+        disk = max(written, hidden_bytes(self.asked, self.device)) if seen and not has_statistics else written
         return Cost(IMPORTED_BYTES + int(1.6 * self._parameters), disk, seconds)  # 3.3 GB (small) to 4.3 (fast) were seen at 2B's shape
 
     def evaluate(self) -> Cost:

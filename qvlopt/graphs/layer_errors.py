@@ -144,7 +144,7 @@ class _Trial:
         return Chosen(name, "float32", plain, 0.0, f"float32: {label[wanted.scheme]} would be off by {error:.3f}, more than {allowed:g}")
 
     def _error(self, name: str, scheme: Scheme, scale: torch.Tensor | None) -> float:
-        """In pieces of some outputs, so that no copy of a large weight is made."""
+        """||error|| / ||output|| of one layer; in pieces of some outputs, so that no copy of a large weight is made."""
         weight, rows, importance = self.tensors[name], self.inputs.rows, self.inputs.mean_square
         parts: Iterable[torch.Tensor] = torch.split(weight, max(1, AT_ONCE // weight.shape[1]))
         if scale is not None:

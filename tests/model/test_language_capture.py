@@ -109,6 +109,7 @@ def test_statistics_are_those_of_transformers_inputs_of_every_token(source: Sour
 def test_held_out_prompts_are_kept_apart(source: Source, tmp_path: Path) -> None:
     items = prompts(source)
     found, expected = captured(source, tmp_path / "parts", items, held_out=True), oracle(source, items)
+    assert set(found) == {name + kind for name in language_linears(source.settings.text) for kind in ("", HELD_OUT)}
     for name, parts in expected.items():
         same(found[name + HELD_OUT], Gram.of(parts[3]))
         same(found[name], Gram.of(torch.cat([*parts[:3], *parts[4:]])))
