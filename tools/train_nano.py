@@ -17,7 +17,8 @@ import math
 import pathlib
 import random
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -284,67 +285,83 @@ def answer_positions(ids: torch.Tensor, image_id: int, grid: tuple[int, int]) ->
     return torch.cat((before, picture, rest.expand(3, -1)), dim=1)[:, None]
 
 
+def answer_heads(stored: Mapping[str, torch.Tensor]) -> torch.nn.ModuleList:
+    """Heads that name the marks and the tags of every slot, with `stored` weights where they fit."""
+    slots = SLOTS[0] * SLOTS[1]
+    heads = torch.nn.ModuleList([torch.nn.Linear(256, kinds * slots) for kinds in (len(CLASSES) + 1, len(TAGS) + 1)])
+    own = heads.state_dict()
+    fitting = {k.removeprefix("heads."): v.float() for k, v in stored.items() if k.startswith("heads.")}
+    heads.load_state_dict({k: v for k, v in fitting.items() if k in own and v.shape == own[k].shape}, strict=False)
+    return heads
+
+
+def resume(folder: pathlib.Path, model: torch.nn.Module, heads: torch.nn.Module, opts: list[torch.optim.Optimizer]) -> int:
+    """Loads what an earlier run left; peak rates stay those of this run. Returns the step to go on with."""
+    state = torch.load(folder / "optimizer.pt", weights_only=True)
+    for optimizer, kept in zip(opts, state["optimizers"], strict=True):
+        peaks = [group["peak"] for group in optimizer.param_groups]
+        optimizer.load_state_dict(kept)
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["peak"] = peak
+    model.load_state_dict(load_file(folder / "weights.safetensors"), strict=False)
+    heads.load_state_dict(state["heads"])
+    return int(state["step"])
+
+
+def answer_loss(logits: torch.Tensor, target: torch.Tensor, learn: torch.Tensor) -> torch.Tensor:
+    """Of logits [n, vocabulary] at the n positions of `learn` [B, T]: a long answer counts more than a short one, but not by its length."""
+    weight = learn.sum(1)[learn.nonzero()[:, 0]].float().rsqrt()
+    return (F.cross_entropy(logits, target[learn], reduction="none") * weight).sum() / weight.sum()
+
+
+def dense_losses(heads: torch.nn.ModuleList, features: torch.Tensor, dense: torch.Tensor) -> list[torch.Tensor]:
+    """Of every head on the picture's features; slots without anything count BACKGROUND_WEIGHT."""
+    losses = []
+    for head, target, kinds in zip(heads, dense, (len(CLASSES) + 1, len(TAGS) + 1), strict=True):
+        penalty = torch.ones(kinds)
+        penalty[0] = BACKGROUND_WEIGHT
+        losses.append(F.cross_entropy(head(features.float()).view(-1, kinds), target, weight=penalty))
+    return losses
+
+
+def right_answers(logits: torch.Tensor, target: torch.Tensor, learn: torch.Tensor) -> list[float]:
+    """For each row whether all of its answer is right: 1 or 0."""
+    wrong = torch.zeros(len(target), dtype=torch.bool)
+    wrong[learn.nonzero()[:, 0][logits.argmax(-1) != target[learn]]] = True
+    return (~wrong).float().tolist()
+
+
 def train_answer(args: argparse.Namespace) -> None:
     """The whole model on answers, with a little of the dense target kept so that the tower does not forget."""
-    model = new_model(args.start)
-    classes, slots = len(CLASSES) + 1, SLOTS[0] * SLOTS[1]
-    heads = torch.nn.ModuleList([torch.nn.Linear(256, classes * slots), torch.nn.Linear(256, (len(TAGS) + 1) * slots)])
-    stored = stored_weights(args.start) if args.start else {}
-    fitting = {k.removeprefix("heads."): v.float() for k, v in stored.items() if k.startswith("heads.")}
-    own = heads.state_dict()
-    heads.load_state_dict({k: v for k, v in fitting.items() if k in own and v.shape == own[k].shape}, strict=False)
-    penalties = [torch.ones(classes), torch.ones(len(TAGS) + 1)]
-    for penalty in penalties:
-        penalty[0] = BACKGROUND_WEIGHT
+    model, folder = new_model(args.start), args.out / "answer"
+    heads = answer_heads(stored_weights(args.start) if args.start else {})
     weights = {k: v for k, v in model.named_parameters() if k != "lm_head.weight"}
     named = weights | {f"heads.{k}": v for k, v in heads.named_parameters()}
     opts = optimizers(named, args.optimizer, args.lr * args.tower_factor, args.lr)
-    begin, state_file = args.begin, args.out / "answer" / "optimizer.pt"
-    if args.resume and state_file.exists():
-        state = torch.load(state_file, weights_only=True)
-        begin = state["step"]
-        for optimizer, kept in zip(opts, state["optimizers"], strict=True):
-            peaks = [group["peak"] for group in optimizer.param_groups]
-            optimizer.load_state_dict(kept)
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["peak"] = peak
-        model.load_state_dict(load_file(args.out / "answer" / "weights.safetensors"), strict=False)
-        heads.load_state_dict(state["heads"])
+    begin = resume(folder, model, heads, opts) if args.resume and (folder / "optimizer.pt").exists() else args.begin
     forward = NanoForward(VisionConfig.from_dict(CONFIG["vision_config"]), CONFIG["text_config"]["num_hidden_layers"], weights)  # type: ignore[arg-type, index]
     image_id = TOKENIZER.token_to_id("<|image_pad|>")
-    began, seen = time.monotonic(), {}  # type: ignore[var-annotated]
+    began, seen = time.monotonic(), defaultdict(list)  # type: ignore[var-annotated]
     for step, (x, ids, labels, grid, dense, kinds) in enumerate(batches(answer_batch(args), begin, args.steps), begin):
         ids, labels, dense = torch.as_tensor(ids), torch.as_tensor(labels), torch.as_tensor(dense).flatten(1)
         forward.cast()
         picture = forward.vision(x, grid)
         cos, sin = model.model.language_model.rotary_emb(torch.zeros(1), answer_positions(ids, image_id, grid))
         hidden = forward.text(ids, picture, int((ids[0] == image_id).nonzero()[0]), (cos[0], sin[0]))
-        target = labels[:, 1:]
-        learn = target != -100
+        target, learn = labels[:, 1:], labels[:, 1:] != -100
         logits = F.linear(hidden[:, :-1][learn], forward.w["model.language_model.embed_tokens.weight"]).float()
-        # a long answer counts more than a short one, but not by its length
-        weight = learn.sum(1)[learn.nonzero()[:, 0]].float().rsqrt()
-        token_loss = (F.cross_entropy(logits, target[learn], reduction="none") * weight).sum() / weight.sum()
-        aside = [
-            F.cross_entropy(head(picture[0].float()).view(-1, len(penalty)), target_, weight=penalty)
-            for head, target_, penalty in zip(heads, dense, penalties, strict=True)
-        ]
-        loss = token_loss + args.dense_weight * sum(aside)
-        loss.backward()
+        token_loss, aside = answer_loss(logits, target, learn), dense_losses(heads, picture[0], dense)
+        (token_loss + args.dense_weight * sum(aside)).backward()
         update(opts, named, schedule(step - args.begin, args.steps - args.begin, args.warmup, args.hold))
-        wrong = torch.zeros(ids.shape[0], dtype=torch.bool)
-        wrong[learn.nonzero()[:, 0][logits.argmax(-1) != target[learn]]] = True
-        for kind, is_wrong in zip(kinds, wrong.tolist(), strict=True):
-            seen.setdefault(kind, []).append(1.0 - is_wrong)
-        seen.setdefault("loss", []).append(token_loss.item())
-        seen.setdefault("tags", []).append(aside[1].item())
+        for kind, share in (*zip(kinds, right_answers(logits, target, learn), strict=True), ("loss", token_loss.item()), ("tags", aside[1].item())):
+            seen[kind].append(share)
         if (step + 1) % 50 == 0:
             shares = " ".join(f"{k} {sum(v) / len(v):.3f}" for k, v in sorted(seen.items()))
             print(f"answer {step + 1} {shares} {time.monotonic() - began:.0f} s", flush=True)
-            seen = {}
+            seen.clear()
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
-            save(model, args.out / "answer", **{f"heads.{k}": v.detach() for k, v in heads.state_dict().items()})
-            torch.save({"step": step + 1, "optimizers": [o.state_dict() for o in opts], "heads": heads.state_dict()}, state_file)
+            save(model, folder, **{f"heads.{k}": v.detach() for k, v in heads.state_dict().items()})
+            torch.save({"step": step + 1, "optimizers": [o.state_dict() for o in opts], "heads": heads.state_dict()}, folder / "optimizer.pt")
 
 
 def main() -> None:
